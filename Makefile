@@ -1,0 +1,40 @@
+# shufflebandit: `make help` lists what can be done. Nothing but Python 3.11+ is needed to begin.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+.DEFAULT_GOAL := help
+
+.PHONY: help install kafka demo test lint bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+install: $(VENV)/.installed ## create .venv and install the project with its development tools
+
+kafka: install ## fetch the local Kafka (needs Java 17 and Maven; installs them with apt where it may)
+	@deploy/kafka/ensure-java
+	@$(BIN)/shufflebandit broker --fetch-only
+
+demo: install ## run the whole thing with a live view; ARGS="--preset vb-sdp-ae" for the paper's own algorithm
+	@$(BIN)/shufflebandit simulate deploy/experiments/five-arms.toml --preset optimal --preset kl-ucb --preset vb-sdp-ae --baseline elimination --runs 50 $(ARGS)
+
+test: install lint ## lint, then run every test
+	$(BIN)/pytest --cov=stream_app.core --cov-report=term --cov-fail-under=95 $(ARGS)
+
+lint: install ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install ## run the benchmarks and print their ratios
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

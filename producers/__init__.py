@@ -1,0 +1,1 @@
+"""What sends reports: the client that products embed, simulated users, replayed logs."""

@@ -1,0 +1,1 @@
+"""The pure core: privacy, confidence, schedules, agents, windows. No I/O, clock or environment."""
