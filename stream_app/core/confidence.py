@@ -1,0 +1,252 @@
+"""What the released sums prove: the four tests of MATH 4, for many runs at once.
+
+Notation, for one arm after b batches: z_j the debiased sums over n_j users with weights w_j,
+S = sum w_j z_j, psi_j the noise's log-MGF; mu its mean; T the horizon, k the arms, P the phases
+that two arms can have, nb the batches of one arm that fit in T. Arguments broadcast over leading
+axes, so that the service (one run) and a simulation (many) share this code.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_app.core.experiment import Guarantee, Test
+from stream_app.core.noise import Floats
+from stream_app.core.schedules import Plan
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def minimise(
+    function: Callable[[Floats], Floats], low: Floats, high: Floats
+) -> tuple[Floats, Floats]:
+    """Golden section over log theta, element by element: the best theta and its value.
+
+    Every theta gives a valid bound, so an inexact minimum is only a little less sharp.
+    """
+    a, b = np.log(low), np.log(high)
+    c, d = b - _GOLDEN * (b - a), a + _GOLDEN * (b - a)
+    fc, fd = function(np.exp(c)), function(np.exp(d))
+    for _ in range(18):
+        left = fc < fd
+        a, b = np.where(left, a, c), np.where(left, d, b)
+        kept, value = np.where(left, c, d), np.where(left, fc, fd)
+        fresh = np.where(left, b - _GOLDEN * (b - a), a + _GOLDEN * (b - a))
+        probed = function(np.exp(fresh))
+        c, d = np.where(left, fresh, kept), np.where(left, kept, fresh)
+        fc, fd = np.where(left, probed, value), np.where(left, value, probed)
+    left = fc < fd
+    return np.exp(np.where(left, c, d)), np.where(left, fc, fd)
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """One experiment's test, with its plan and its share of the error probability."""
+
+    test: Test
+    guarantee: Guarantee
+    plan: Plan
+    arms: int
+    horizon: int
+    _index_levels: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def _phases(self) -> int:
+        """P = max{t : 2 sum_(j<=t) m_j <= T}, at least 1."""
+        return max(1, int(np.sum(2 * np.cumsum(self.plan.sizes) <= self.horizon)))
+
+    @cached_property
+    def _fitting(self) -> int:
+        """nb: how many batches of one arm fit in T, at least 1."""
+        return max(1, int(np.sum(np.cumsum(self.plan.sizes) <= self.horizon)))
+
+    @cached_property
+    def _noise_variance(self) -> Floats:
+        """psi'' at 0 of each group, by its limit."""
+        small = np.full(len(self.plan.weights), 1e-4 * self.plan.noise.limit)
+        variance: Floats = 2 * self.plan.noise.log_mgf(small) / small**2
+        return variance
+
+    def means(self, batches: Ints, sums: Floats) -> Floats:
+        """The weighted mean S / sum w_j n_j of arms with at least one batch."""
+        plan = self.plan
+        mean: Floats = sums / (plan.counts[batches] @ (plan.weights * plan.users))
+        return mean
+
+    def intervals(self, batches: Ints, sums: Floats) -> tuple[Floats, Floats]:
+        """Lower and upper bounds for each arm's mean, clipped to [0, 1]."""
+        if self.test in (Test.PAPER, Test.CHERNOFF):
+            radius = self._radius(batches)
+            mean = self.means(batches, sums)
+            return np.clip(mean - radius, 0, 1), np.clip(mean + radius, 0, 1)
+        level = self._levels(batches)
+        return self.lower(batches, sums, level), self.upper(batches, sums, level)
+
+    def survivors(self, phase: int, sums: Floats, viable: Bools) -> Bools:
+        """Which viable arms stay after a phase in which each had its batch; sums are (..., k)."""
+        batches = np.full(sums.shape[:-1], phase)
+        leader = np.max(np.where(viable, sums, -np.inf), axis=-1)
+        if self.test is Test.PAIRWISE:
+            threshold = self._pairwise_threshold(batches, leader)
+        else:
+            # mean_a + I < max(mean - I), all arms having the same radius I.
+            reach = self.plan.counts[phase] @ (self.plan.weights * self.plan.users)
+            threshold = 2 * self._radius(batches) * reach
+        kept: Bools = viable & ~(leader[..., None] - sums > threshold[..., None])
+        return kept
+
+    def upper(self, batches: Ints, sums: Floats, level: Floats) -> Floats:
+        """Cramer's upper bound at level e^-L, the best over theta (MATH 4)."""
+        return self._cramer(batches, sums, level, mirrored=False)
+
+    def lower(self, batches: Ints, sums: Floats, level: Floats) -> Floats:
+        """Cramer's lower bound: one minus the upper bound of the mirrored rewards and noise."""
+        plan = self.plan
+        mirror = plan.counts[batches] @ (plan.weights * plan.users) - sums
+        lower: Floats = 1 - self._cramer(batches, mirror, level, mirrored=True)
+        return lower
+
+    def _cramer(self, batches: Ints, sums: Floats, level: Floats, mirrored: bool) -> Floats:
+        """Min over theta of the mu that solves, with a_j = 1 - e^(-theta w_j),
+
+        sum_j n_j log(1 - mu a_j) = -(L + theta S + sum_j psi_j(-theta w_j)).
+        """
+        plan = self.plan
+        counts, weights = self._evidence(batches)
+        mass = counts * plan.users
+        sign = 1.0 if mirrored else -1.0
+
+        def bound(theta: Floats) -> Floats:
+            tilt = theta[..., None] * weights
+            shrink = -np.expm1(-tilt)
+            target = level + theta * sums + np.sum(counts * plan.noise.log_mgf(sign * tilt), -1)
+            return _solve(mass, shrink, target)
+
+        low, high = self._range(counts, weights, level)
+        return minimise(bound, low, high)[1]
+
+    def _radius(self, batches: Ints) -> Floats:
+        """I of the symmetric tests `paper` and `chernoff`."""
+        if self.test is Test.PAPER:
+            return self._paper_radius(batches)
+        return self._chernoff(batches, self._levels(batches))[1]
+
+    def _chernoff(self, batches: Ints, level: Floats) -> tuple[Floats, Floats]:
+        """The best theta, and the radius
+
+        inf_theta (L + sum_j [n_j theta^2 w_j^2/8 + max psi_j(+-theta w_j)]) / (theta sum w_j n_j).
+        """
+        plan = self.plan
+        counts, weights = self._evidence(batches)
+        reward = counts @ (plan.users * plan.weights**2 / 8)
+
+        def scaled(theta: Floats) -> Floats:
+            tilt = theta[..., None] * weights
+            worst = np.maximum(plan.noise.log_mgf(tilt), plan.noise.log_mgf(-tilt))
+            value: Floats = (level + reward * theta**2 + np.sum(counts * worst, -1)) / theta
+            return value
+
+        low, high = self._range(counts, weights, level)
+        theta, value = minimise(scaled, low, high)
+        return theta, value / (counts @ (plan.weights * plan.users))
+
+    def _paper_radius(self, batches: Ints) -> Floats:
+        """(2 sqrt(t) sigma / N + 1 / sqrt(N)) sqrt(2 ln T), with t sigma^2 = sum_j sigma_j^2."""
+        counts = self.plan.counts[batches]
+        users, variance = counts @ self.plan.users, counts @ self.plan.variances
+        radius: Floats = (2 * np.sqrt(variance) / users + 1 / np.sqrt(users)) * math.sqrt(
+            2 * math.log(self.horizon)
+        )
+        return radius
+
+    def _pairwise_threshold(self, batches: Ints, leader: Floats) -> Floats:
+        """By how much the leader's weighted sum must exceed another's (MATH 4, `pairwise`)."""
+        plan, k = self.plan, self.arms
+        counts, weights = self._evidence(batches)
+        mass = counts * plan.users
+        best = self.upper(batches, leader, self._levels(batches))
+        spread = np.where(best >= 0.5, 0.25, best * (1 - best))
+        expected = self.guarantee is Guarantee.EXPECTED
+        chance = math.log(self.horizon * self._phases * (k * (k - 1) / 2 if expected else k))
+
+        def scaled(theta: Floats) -> Floats:
+            tilt = theta[..., None] * weights
+            half = np.sinh(0.5 * tilt)
+            noise = plan.noise.log_mgf(tilt) + plan.noise.log_mgf(-tilt)
+            spread_term = mass * np.log1p(4 * spread[..., None] * half * half)
+            total = np.sum(spread_term + counts * noise, -1)
+            level = np.full(theta.shape, chance)
+            if expected:
+                rise = np.expm1(tilt)
+                kappa = np.sum(mass * rise / (1 + best[..., None] * rise), -1)
+                level = np.maximum(0.5, level - 1 - np.log(kappa))
+            value: Floats = (level + total) / theta
+            return value
+
+        low, high = self._range(counts, weights, np.full(batches.shape, chance))
+        return minimise(scaled, low, high)[1]
+
+    def _levels(self, batches: Ints) -> Floats:
+        """L of MATH 4 for each arm's own bound."""
+        if self.test is Test.KL_UCB:
+            if self.guarantee is Guarantee.EXPECTED:
+                levels: Floats = np.vectorize(self._index_level, otypes=[np.float64])(batches)
+                return levels
+            return np.full(batches.shape, math.log(self.horizon * self._fitting))
+        count = self.arms * self._phases * self.horizon
+        return np.full(batches.shape, math.log(2 * count if self.test is Test.CHERNOFF else count))
+
+    def _index_level(self, batches: int) -> float:
+        """`kl-ucb`, expected: L = ln(T nb) - ln kappa(theta_L), floor 1.
+
+        An even number of fixed-point steps from ln(T nb) ends at or above the solution.
+        """
+        known = self._index_levels.get(batches)
+        if known is not None:
+            return known
+        plan, b = self.plan, np.array(batches)
+        top = math.log(self.horizon * self._fitting)
+        level = top
+        for _ in range(8):
+            theta = float(self._chernoff(b, np.array(level))[0])
+            kappa = float(plan.counts[batches] * plan.users @ -np.expm1(-theta * plan.weights))
+            level = max(1.0, top - math.log(kappa))
+        self._index_levels[batches] = level
+        return level
+
+    def _evidence(self, batches: Ints) -> tuple[Floats, Floats]:
+        """Multiplicity and weight of each group; weight 0 where an arm has no such batch yet.
+
+        A later group's weight could lie outside the log-MGF's domain at this arm's theta.
+        """
+        counts = self.plan.counts[batches]
+        return counts, np.where(counts > 0, self.plan.weights, 0.0)
+
+    def _range(self, counts: Floats, weights: Floats, level: Floats) -> tuple[Floats, Floats]:
+        """Where the best theta lies: around the Gaussian one, inside the log-MGF's domain."""
+        spread = weights**2 * (self.plan.users / 4 + self._noise_variance)
+        gaussian = np.sqrt(2 * level / np.sum(counts * spread, -1))
+        limit = 0.999 * self.plan.noise.limit / np.max(weights, axis=-1)
+        high = np.minimum(16 * gaussian, limit)
+        return np.minimum(gaussian / 16, high / 16), high
+
+
+def _solve(mass: Floats, shrink: Floats, target: Floats) -> Floats:
+    """The mu in [0, 1] with sum mass log(1 - mu shrink) = -target, approached from above.
+
+    The left side is concave and falls, so after the first of Newton's steps every iterate is at
+    or above the root: stopping early gives a bound that is valid, if a little wide.
+    """
+    mu: Floats = np.clip(target / np.sum(mass * shrink, -1), 0, 1)
+    for _ in range(6):
+        left = 1 - mu[..., None] * shrink
+        value = np.sum(mass * np.log(left), -1) + target
+        slope = np.sum(mass * shrink / left, -1)
+        mu = np.clip(mu + value / slope, 0, 1)
+    return mu

@@ -1,0 +1,414 @@
+"""The randomizers: what each user adds to the reward, and what is known of the sum.
+
+A mechanism is a frozen value, made for one batch size: it encodes one reward, removes the bias of
+a total, and states its noise's variance, log-MGF and certificate. Notation: m users of whom h are
+honest, tau and p as in the paper's Algorithm 3, c the clip (MATH 2). Privacy noise comes from the
+operating system's generator; other sources are for tests only.
+"""
+
+import math
+import secrets
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import ROUND_HALF_EVEN, Decimal, localcontext
+from enum import StrEnum
+from functools import lru_cache
+from struct import Struct
+
+from stream_app.core import accounting
+from stream_app.core.noise import BinomialNoise, LaplaceNoise
+from stream_app.errors import ConfigurationError
+
+Entropy = Callable[[int], bytes]
+MAX_BATCH_SIZE = 1_000_000_000
+MIN_EPSILON = Decimal("0.00001")
+# More noise bits than this in one report could not be drawn by a device.
+MAX_REPORT_BITS = 1 << 32
+
+
+class MechanismName(StrEnum):
+    """The two families of noise."""
+
+    BINOMIAL = "binomial"
+    DISCRETE_LAPLACE = "discrete-laplace"
+
+
+class Calibration(StrEnum):
+    """How much noise: the paper's printed constants, or the least that is certified."""
+
+    PAPER = "paper"
+    EXACT = "exact"
+
+
+def plain(value: Decimal) -> str:
+    """A decimal's one canonical spelling: no exponent, no trailing zeros ('0.000001')."""
+    text = format(value, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a batch promises: (eps, delta) for each of its users while a share of them is honest."""
+
+    epsilon: Decimal
+    delta: Decimal
+    batch_size: int
+    honest_fraction: Decimal = Decimal("0.9")
+
+    def __post_init__(self) -> None:
+        _require(self.epsilon.is_finite() and self.epsilon > 0, "epsilon", self.epsilon, "above 0")
+        _require(
+            self.epsilon >= MIN_EPSILON, "epsilon", self.epsilon, f"at least {plain(MIN_EPSILON)}"
+        )
+        _require(0 < self.delta < 1, "delta", self.delta, "between 0 and 1, both excluded")
+        _require(
+            1 <= self.batch_size <= MAX_BATCH_SIZE,
+            "batch_size",
+            self.batch_size,
+            f"a whole number from 1 to {MAX_BATCH_SIZE}",
+        )
+        _require(
+            0 < self.honest_fraction <= 1, "honest_fraction", self.honest_fraction, "in (0, 1]"
+        )
+
+    @property
+    def honest(self) -> int:
+        """h = max(1, floor(g m)), in exact arithmetic."""
+        return max(1, int(self.honest_fraction * self.batch_size))
+
+    @property
+    def effective_epsilon(self) -> float:
+        """The eps that the noise is made for."""
+        return accounting.effective_epsilon(float(self.epsilon))
+
+
+def _require(holds: bool, setting: str, value: object, allowed: str) -> None:
+    if not holds:
+        raise ConfigurationError(f"{setting} = {value}: must be {allowed}")
+
+
+@dataclass(frozen=True, slots=True)
+class Binomial:
+    """Each user adds `trials` Bernoulli(success_numerator / 2**64) bits; B ~ Bin(m trials, q)."""
+
+    promise: Promise
+    calibration: Calibration
+    trials: int
+    success_numerator: int
+
+    name = MechanismName.BINOMIAL
+
+    @property
+    def bits(self) -> int:
+        """A report is an integer from 0 to this."""
+        return 1 + self.trials
+
+    @property
+    def success(self) -> float:
+        """q."""
+        return self.success_numerator / accounting.ONE
+
+    @property
+    def variance(self) -> float:
+        """Of the total noise when all users are honest."""
+        complement = (accounting.ONE - self.success_numerator) / accounting.ONE
+        return self.promise.batch_size * self.trials * self.success * complement
+
+    @property
+    def sub_gaussian_variance(self) -> float:
+        """The sigma^2 of the paper's radius: 1.5 tau (MATH 3.1), for m/h honest-user shares."""
+        if self.calibration is Calibration.EXACT:
+            return self.variance
+        return 1.5 * paper_tau(self.promise) * self.promise.batch_size / self.promise.honest
+
+    @property
+    def noise(self) -> BinomialNoise:
+        """The centred total noise, for confidence bounds."""
+        return BinomialNoise(float(self.promise.batch_size * self.trials), self.success)
+
+    @property
+    def certified_delta(self) -> float:
+        """An upper bound of delta at the promised eps, with noise from the honest users only."""
+        return accounting.binomial_delta(
+            self.promise.honest * self.trials, self.success_numerator, float(self.promise.epsilon)
+        )
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """What a stranger needs, beside the promise, to recompute the certificate."""
+        return {
+            "trials": self.promise.batch_size * self.trials,
+            "success_numerator": self.success_numerator,
+            "success_bits": accounting.PROBABILITY_BITS,
+        }
+
+    def debias(self, total: int) -> float:
+        """total - E[B], with E[B] = m trials q exact."""
+        expected = self.promise.batch_size * self.trials * self.success_numerator
+        return ((total << accounting.PROBABILITY_BITS) - expected) / accounting.ONE
+
+    def sampler(self, entropy: Entropy = secrets.token_bytes) -> "Sampler":
+        """What a client uses to encode rewards."""
+        if self.success_numerator == accounting.HALF:
+            return _FairSampler(self.trials, entropy)
+        return _BiasedSampler(self.trials, self.success_numerator, entropy)
+
+
+@dataclass(frozen=True, slots=True)
+class DiscreteLaplace:
+    """Each user adds c + clip(X - Y, -c, c), X, Y ~ NegBin(1/h, e^-eps): h of them sum to DLap."""
+
+    promise: Promise
+    clip: int
+    table_bits: int
+
+    name = MechanismName.DISCRETE_LAPLACE
+    calibration = Calibration.EXACT
+
+    @property
+    def bits(self) -> int:
+        """A report is an integer from 0 to this."""
+        return 2 * self.clip + 1
+
+    @property
+    def shape(self) -> float:
+        """m/h: how many discrete Laplace variables all users together make."""
+        return self.promise.batch_size / self.promise.honest
+
+    @property
+    def variance(self) -> float:
+        """(m/h) 2p/(1-p)^2 = (m/h) / (2 sinh^2(eps/2)); clipping only lowers it."""
+        return self.shape / (2 * math.sinh(self.promise.effective_epsilon / 2) ** 2)
+
+    @property
+    def sub_gaussian_variance(self) -> float:
+        """The noise's variance, where the paper's radius asks for one (MATH 5)."""
+        return self.variance
+
+    @property
+    def noise(self) -> LaplaceNoise:
+        """The centred total noise, for confidence bounds."""
+        return LaplaceNoise(self.shape, self.promise.effective_epsilon)
+
+    @property
+    def certified_delta(self) -> float:
+        """An upper bound of delta at the promised eps: clipping and the table's rounding."""
+        return _laplace_delta(self.promise, self.clip, self.table_bits)
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """What a stranger needs, beside the promise, to recompute the certificate."""
+        return {"clip": self.clip, "table_bits": self.table_bits}
+
+    def debias(self, total: int) -> float:
+        """total - E[B], with E[B] = c m."""
+        return float(total - self.clip * self.promise.batch_size)
+
+    def sampler(self, entropy: Entropy = secrets.token_bytes) -> "Sampler":
+        """What a client uses to encode rewards."""
+        promise = self.promise
+        table = laplace_table(promise.honest, promise.epsilon, self.clip, self.table_bits)
+        return _TableSampler(table, self.table_bits, entropy)
+
+
+Mechanism = Binomial | DiscreteLaplace
+
+
+@lru_cache(maxsize=65536)
+def _laplace_delta(promise: Promise, clip: int, table_bits: int) -> float:
+    return accounting.discrete_laplace_delta(
+        promise.batch_size, promise.honest, clip, table_bits, float(promise.epsilon)
+    )
+
+
+def paper_tau(promise: Promise) -> float:
+    """tau = 96 ln(2/delta) / eps^2 (the paper's Algorithm 3)."""
+    return 96 * math.log(2 / float(promise.delta)) / float(promise.epsilon) ** 2
+
+
+@lru_cache(maxsize=65536)
+def calibrate(
+    promise: Promise,
+    name: MechanismName = MechanismName.DISCRETE_LAPLACE,
+    calibration: Calibration = Calibration.EXACT,
+) -> Mechanism:
+    """The mechanism of this name with the noise that the promise needs from its honest users."""
+    if name is MechanismName.DISCRETE_LAPLACE:
+        if calibration is Calibration.PAPER:
+            raise ConfigurationError(
+                "calibration = paper: the paper calibrates binomial noise only; "
+                "use mechanism = binomial, or calibration = exact"
+            )
+        return _calibrate_laplace(promise)
+    trials, numerator = _paper_bits(promise) if calibration is Calibration.PAPER else _bits(promise)
+    if trials > MAX_REPORT_BITS:
+        raise ConfigurationError(
+            f"batch_size = {promise.batch_size}: a report would need {trials} noise bits at "
+            f"epsilon = {plain(promise.epsilon)}; use larger batches or discrete-laplace"
+        )
+    return Binomial(promise, calibration, trials, numerator)
+
+
+def _calibrate_laplace(promise: Promise) -> DiscreteLaplace:
+    epsilon, delta = promise.effective_epsilon, float(promise.delta)
+    clip = accounting.least_clip(promise.batch_size, promise.honest, epsilon, delta)
+    rounding = accounting.table_delta(promise.batch_size, clip, 64, epsilon)
+    return DiscreteLaplace(promise, clip, 64 if rounding <= 0.01 * delta else 128)
+
+
+def _bits(promise: Promise) -> tuple[int, int]:
+    """Fewest certified bits from h users: p = ceil(n_min/h) fair ones, or one with the least q."""
+    epsilon, delta = float(promise.epsilon), float(promise.delta)
+    fewest = accounting.fewest_fair_trials(epsilon, delta)
+    if promise.honest >= fewest:
+        return 1, accounting.least_success(promise.honest, epsilon, delta)
+    return -(-fewest // promise.honest), accounting.HALF
+
+
+def _paper_bits(promise: Promise) -> tuple[int, int]:
+    """The paper's two regimes, from h users: ceil(tau/h) fair bits, or one of Bernoulli(tau/2h)."""
+    if promise.epsilon >= 1:
+        raise ConfigurationError(
+            f"epsilon = {plain(promise.epsilon)}: the paper's constants are proved for epsilon < 1 "
+            "only; use calibration = exact"
+        )
+    tau = paper_tau(promise)
+    if promise.honest <= tau:
+        return math.ceil(tau / promise.honest), accounting.HALF
+    return 1, math.ceil(accounting.ONE * (tau / (2 * promise.honest)))
+
+
+def rebuild(
+    name: MechanismName,
+    calibration: Calibration,
+    promise: Promise,
+    parameters: Mapping[str, int],
+) -> Mechanism:
+    """A mechanism from a certificate's or a batch's stated parameters, as they stand there."""
+    if name is MechanismName.DISCRETE_LAPLACE:
+        clip, table_bits = parameters["clip"], parameters["table_bits"]
+        _require(1 <= clip <= 1 << 24, "clip", clip, "from 1 to 2**24")
+        _require(table_bits in (64, 128), "table_bits", table_bits, "64 or 128")
+        return DiscreteLaplace(promise, clip, table_bits)
+    total, numerator = parameters["trials"], parameters["success_numerator"]
+    trials, rest = divmod(total, promise.batch_size)
+    _require(trials >= 1 and rest == 0, "trials", total, "a positive multiple of batch_size")
+    _require(trials <= MAX_REPORT_BITS, "trials", total, f"at most {MAX_REPORT_BITS} a user")
+    _require(0 < numerator < accounting.ONE, "success_numerator", numerator, "in (0, 2**64)")
+    stated = parameters["success_bits"]
+    _require(stated == accounting.PROBABILITY_BITS, "success_bits", stated, "64")
+    return Binomial(promise, calibration, trials, numerator)
+
+
+@lru_cache(maxsize=64)
+def laplace_table(honest: int, epsilon: Decimal, clip: int, bits: int) -> tuple[int, ...]:
+    """2**bits P(c + clip(X - Y, -c, c) <= j) for j = 0..2c-1, each rounded to nearest.
+
+    a_d = P(X - Y = d) satisfies, by its generating function ((1-p)^2 / ((1-pz)(1-p/z)))^r, r = 1/h:
+    p (d-1+r) a_(d-1) = (1+p^2) d a_d - p (d+1-r) a_(d+1). It is the decaying solution, so the
+    recurrence is run downward from far out (Miller's algorithm), where it is stable, and divided
+    by its sum. With 48 bits and 10 digits to spare, every entry is right to the last bit.
+    """
+    with localcontext() as context:
+        context.prec = int(bits * 0.302) + 40
+        eps = min(epsilon, Decimal(accounting.MAX_EPSILON))
+        r, p = Decimal(1) / honest, (-eps).exp()
+        centre = 1 + p * p
+        start = clip + math.ceil((bits + 48) * math.log(2) / float(eps)) + 2
+        above, here = Decimal(0), Decimal(1)
+        tail, tails = Decimal(0), [Decimal(0)] * (clip + 1)
+        for d in range(start, 0, -1):
+            tail += here
+            if d <= clip:
+                tails[d] = tail
+            below = (centre * d * here - p * (d + 1 - r) * above) / (p * (d - 1 + r))
+            above, here = here, below
+        whole = here + 2 * tail
+        scale = Decimal(1 << bits) / whole
+        lower = [int((tail * scale).to_integral_value(ROUND_HALF_EVEN)) for tail in tails[1:]]
+    return tuple(reversed(lower)) + tuple((1 << bits) - entry for entry in lower)
+
+
+class Sampler(ABC):
+    """Encodes rewards with fresh noise, drawing randomness in blocks (one system call for many)."""
+
+    __slots__ = ("_draws", "_entropy")
+    _BLOCK = Struct("<256Q")
+
+    def __init__(self, entropy: Entropy) -> None:
+        self._entropy = entropy
+        self._draws: list[int] = []
+
+    def draw(self) -> int:
+        """64 random bits, each used once."""
+        draws = self._draws
+        if not draws:
+            draws.extend(self._BLOCK.unpack(self._entropy(self._BLOCK.size)))
+            draws.reverse()
+        return draws.pop()
+
+    def discard(self) -> None:
+        """Forget drawn randomness: a forked process must not use its parent's."""
+        self._draws.clear()
+
+    @abstractmethod
+    def noise(self) -> int:
+        """The user's own share of the noise."""
+
+    def encode(self, reward: float) -> int:
+        """The report: the reward, rounded to one bit at random (MATH 8), plus the noise share."""
+        if reward == 0:
+            return self.noise()
+        if reward == 1:
+            return 1 + self.noise()
+        if not 0 < reward < 1:
+            raise ConfigurationError(f"reward = {reward}: must be in [0, 1]")
+        return (self.draw() < int(reward * accounting.ONE)) + self.noise()
+
+
+class _FairSampler(Sampler):
+    """The number of ones among `trials` fair bits, lowest bits of a draw first."""
+
+    __slots__ = ("_full", "_mask")
+
+    def __init__(self, trials: int, entropy: Entropy) -> None:
+        super().__init__(entropy)
+        self._full, rest = divmod(trials, 64)
+        self._mask = (1 << rest) - 1
+
+    def noise(self) -> int:
+        ones = sum(self.draw().bit_count() for _ in range(self._full))
+        return ones + (self.draw() & self._mask).bit_count() if self._mask else ones
+
+
+class _BiasedSampler(Sampler):
+    """The number of draws below the numerator."""
+
+    __slots__ = ("_numerator", "_trials")
+
+    def __init__(self, trials: int, numerator: int, entropy: Entropy) -> None:
+        super().__init__(entropy)
+        self._trials, self._numerator = trials, numerator
+
+    def noise(self) -> int:
+        if self._trials == 1:
+            return int(self.draw() < self._numerator)
+        return sum(self.draw() < self._numerator for _ in range(self._trials))
+
+
+class _TableSampler(Sampler):
+    """Inversion: the number of table entries that are at most the draw."""
+
+    __slots__ = ("_bits", "_table")
+
+    def __init__(self, table: tuple[int, ...], bits: int, entropy: Entropy) -> None:
+        super().__init__(entropy)
+        self._table, self._bits = table, bits
+
+    def noise(self) -> int:
+        draw = self.draw()
+        if self._bits == 128:
+            draw |= self.draw() << 64
+        return bisect_right(self._table, draw)

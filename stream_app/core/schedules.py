@@ -1,0 +1,119 @@
+"""How many users each batch of an arm has, and how much it weighs (MATH 5).
+
+Notation: m_j is the size of an arm's j-th batch, T the horizon, k the number of arms, P the number
+of phases that two arms can have. All of it is fixed before the first user comes.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_app.core.experiment import Experiment, ScheduleName, Test
+from stream_app.core.noise import AnyNoise, Floats, stack
+from stream_app.errors import ConfigurationError
+
+MAX_BATCHES = 1_000_000
+Noises = Callable[[int], tuple[AnyNoise, float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An arm's batches: their sizes in order, and what each kind of batch contributes.
+
+    Batches of equal size are one group, so that evidence over b batches is a sum over groups
+    with multiplicity counts[b]: one group for a fixed schedule, about log T for the others.
+    """
+
+    sizes: tuple[int, ...]
+    users: Floats  # per group: n
+    weights: Floats  # per group: w
+    variances: Floats  # per group: the noise's variance as the paper's radius takes it
+    noise: AnyNoise  # per group
+    counts: Floats  # (batches + 1, groups)
+    group: NDArray[np.int64]  # of each batch
+
+    def weight(self, batch: int) -> float:
+        """The weight of an arm's batch, counted from 0."""
+        return float(self.weights[self.group[batch]])
+
+
+def sizes(experiment: Experiment, horizon: int, variance: float) -> Iterator[int]:
+    """The sizes of one arm's batches, without end."""
+    settings = experiment.agent
+    if settings.schedule is ScheduleName.FIXED:
+        size = settings.batch_size or max(1, math.ceil(variance))
+        while True:
+            yield size
+    if settings.schedule is ScheduleName.DOUBLING:
+        size = settings.batch_size or 2
+        while True:
+            yield size
+            size *= 2
+    first = settings.batch_size or max(
+        2,
+        min(
+            math.ceil(32 / float(experiment.privacy.epsilon)), horizon // (8 * len(experiment.arms))
+        ),
+    )
+    growth = Fraction(settings.growth)
+    exact, total = Fraction(first), 0
+    while True:
+        if settings.test is Test.KL_UCB:  # MATH 4: each later batch max(m_1, ceil((growth-1) N))
+            size = max(first, math.ceil((growth - 1) * total))
+        else:
+            size = math.ceil(exact)
+            exact *= growth
+        yield size
+        total += size
+
+
+@lru_cache(maxsize=256)
+def mechanism_noise(experiment: Experiment) -> Noises:
+    """Noise, variance and the paper's sigma^2 of a batch of some size, under the promise."""
+
+    def of(size: int) -> tuple[AnyNoise, float, float]:
+        mechanism = experiment.privacy.for_batch(size)
+        return mechanism.noise, mechanism.variance, mechanism.sub_gaussian_variance
+
+    return of
+
+
+def plan(experiment: Experiment, horizon: int, noises: Noises) -> Plan:
+    """The batches that can happen within the horizon: of one arm, or of two that compete."""
+    share = horizon if experiment.agent.test is Test.KL_UCB else horizon // 2
+    _, _, default_size = noises(1_000_000 if experiment.agent.schedule is ScheduleName.FIXED else 1)
+    fitting: list[int] = []
+    total = 0
+    for size in sizes(experiment, horizon, default_size):
+        total += size
+        if total > share and fitting:
+            break
+        fitting.append(size)
+        if len(fitting) > MAX_BATCHES:
+            raise ConfigurationError(
+                f"agent.batch_size = {fitting[0]}: more than {MAX_BATCHES} batches for horizon = "
+                f"{horizon}; use larger batches"
+            )
+    distinct = sorted(set(fitting))
+    index = {size: i for i, size in enumerate(distinct)}
+    known = [noises(size) for size in distinct]
+    users = np.array(distinct, dtype=np.float64)
+    variance = np.array([v for _, v, _ in known])
+    weighted = experiment.agent.schedule is ScheduleName.GEOMETRIC
+    group = np.array([index[size] for size in fitting])
+    counts = np.zeros((len(fitting) + 1, len(distinct)))
+    counts[np.arange(1, len(fitting) + 1), group] = 1
+    return Plan(
+        sizes=tuple(fitting),
+        users=users,
+        weights=1 / (0.25 + variance / users) if weighted else np.ones(len(distinct)),
+        variances=np.array([s for _, _, s in known]),
+        noise=stack([n for n, _, _ in known]),
+        counts=np.cumsum(counts, axis=0),
+        group=group,
+    )

@@ -1,0 +1,194 @@
+"""What a batch promises: its canonical form, its self-certifying id, and the check of both.
+
+Client and shuffle stage make the same check before they touch a reward or a report, so that
+whoever writes assignments cannot weaken the noise (README, "Wire format"). The canonical form is
+JSON as RFC 8785 would print it: sorted keys, no spaces, UTF-8, and no number that a language could
+print in two ways: integers below 2**53, and decimal strings for all else.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import orjson
+
+from stream_app.core.mechanisms import (
+    Calibration,
+    Mechanism,
+    MechanismName,
+    Promise,
+    plain,
+    rebuild,
+)
+from stream_app.errors import ConfigurationError, InvalidInput
+
+VERSION = 1
+MAX_INTEGER = 2**53 - 1
+_DECIMAL = re.compile(r"(0|[1-9][0-9]{0,30})(\.[0-9]{0,60}[1-9])?")
+_KEYS = frozenset(
+    {
+        "arm",
+        "attribution_ms",
+        "batch_size",
+        "calibration",
+        "delta",
+        "epsilon",
+        "experiment",
+        "honest_fraction",
+        "mechanism",
+        "parameters",
+        "sequence",
+        "version",
+    }
+)
+# Beyond 2**53 in some mechanism: a string in the terms.
+_WIDE = frozenset({"success_numerator"})
+_PARAMETERS = {
+    MechanismName.BINOMIAL: frozenset({"trials", "success_numerator", "success_bits"}),
+    MechanismName.DISCRETE_LAPLACE: frozenset({"clip", "table_bits"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client or a shuffle stage accepts at most, whatever the agent asks for."""
+
+    max_epsilon: Decimal = Decimal(2)
+    max_delta: Decimal = Decimal("0.0001")
+    max_honest_fraction: Decimal = Decimal(1)
+    max_batch_size: int = 1_000_000_000
+    max_attribution_ms: int = 7 * 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms of one batch."""
+
+    experiment: str
+    sequence: int
+    arm: str
+    mechanism: Mechanism
+    attribution_ms: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The terms as the wire carries them."""
+        promise = self.mechanism.promise
+        return {
+            "arm": self.arm,
+            "attribution_ms": self.attribution_ms,
+            "batch_size": promise.batch_size,
+            "calibration": str(self.mechanism.calibration),
+            "delta": plain(promise.delta),
+            "epsilon": plain(promise.epsilon),
+            "experiment": self.experiment,
+            "honest_fraction": plain(promise.honest_fraction),
+            "mechanism": str(self.mechanism.name),
+            "parameters": {
+                key: str(value) if key in _WIDE else value
+                for key, value in self.mechanism.parameters.items()
+            },
+            "sequence": self.sequence,
+            "version": VERSION,
+        }
+
+    @property
+    def batch_id(self) -> str:
+        """`<sequence>.<SHA-256 of the canonical form, base64url, 43 characters>`."""
+        return batch_id(self.as_json())
+
+
+def canonical(terms: Mapping[str, Any]) -> bytes:
+    """The bytes that are hashed."""
+    return orjson.dumps(terms, option=orjson.OPT_SORT_KEYS)
+
+
+def batch_id(terms: Mapping[str, Any]) -> str:
+    """The id that terms hash to."""
+    digest = hashlib.sha256(canonical(terms)).digest()
+    return f"{terms['sequence']}.{base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
+
+
+def parse(raw: object) -> Terms:
+    """Terms from the wire; every field is checked. Raises InvalidInput."""
+    if not isinstance(raw, dict) or set(raw) != _KEYS or raw["version"] != VERSION:
+        raise InvalidInput(f"terms must have exactly the keys {', '.join(sorted(_KEYS))}")
+    try:
+        name, calibration = MechanismName(raw["mechanism"]), Calibration(raw["calibration"])
+        promise = Promise(
+            _decimal(raw, "epsilon"),
+            _decimal(raw, "delta"),
+            _integer(raw, "batch_size"),
+            _decimal(raw, "honest_fraction"),
+        )
+        stated = raw["parameters"]
+        if not isinstance(stated, dict) or set(stated) != _PARAMETERS[name]:
+            raise InvalidInput(f"parameters of {name} must be {sorted(_PARAMETERS[name])}")
+        parameters = {
+            key: int(_decimal(stated, key)) if key in _WIDE else _integer(stated, key)
+            for key in stated
+        }
+        mechanism = rebuild(name, calibration, promise, parameters)
+    except (ConfigurationError, ValueError) as error:
+        raise InvalidInput(f"terms: {error}") from None
+    terms = Terms(
+        _text(raw, "experiment"),
+        _integer(raw, "sequence"),
+        _text(raw, "arm"),
+        mechanism,
+        _integer(raw, "attribution_ms"),
+    )
+    if terms.as_json() != raw:
+        raise InvalidInput("terms are not in canonical form")
+    return terms
+
+
+def check(stated_id: str, raw: object, limits: Limits) -> Terms:
+    """The check that client and shuffle stage both make. Raises InvalidInput if any part fails."""
+    terms = parse(raw)
+    if terms.batch_id != stated_id:
+        raise InvalidInput(f"batch {stated_id[:80]}: its terms hash to {terms.batch_id}")
+    promise = terms.mechanism.promise
+    for setting, value, most in (
+        ("epsilon", promise.epsilon, limits.max_epsilon),
+        ("delta", promise.delta, limits.max_delta),
+        ("honest_fraction", promise.honest_fraction, limits.max_honest_fraction),
+        ("batch_size", promise.batch_size, limits.max_batch_size),
+        ("attribution_ms", terms.attribution_ms, limits.max_attribution_ms),
+    ):
+        if value > most:
+            raise InvalidInput(
+                f"batch {stated_id[:80]}: {setting} = {value} is above the limit of {most} "
+                f"(setting limits.max_{setting})"
+            )
+    certified = terms.mechanism.certified_delta
+    if certified > promise.delta:
+        raise InvalidInput(
+            f"batch {stated_id[:80]}: its noise gives delta = {certified:.3g}, "
+            f"more than the stated {plain(promise.delta)}"
+        )
+    return terms
+
+
+def _text(raw: Mapping[str, Any], key: str) -> str:
+    value = raw[key]
+    if not isinstance(value, str) or not 0 < len(value) <= 200:
+        raise InvalidInput(f"terms: {key} must be a text of 1 to 200 characters")
+    return value
+
+
+def _integer(raw: Mapping[str, Any], key: str) -> int:
+    value = raw[key]
+    if type(value) is not int or not 0 <= value <= MAX_INTEGER:
+        raise InvalidInput(f"terms: {key} must be a whole number from 0 to {MAX_INTEGER}")
+    return value
+
+
+def _decimal(raw: Mapping[str, Any], key: str) -> Decimal:
+    value = raw[key]
+    if not isinstance(value, str) or not _DECIMAL.fullmatch(value):
+        raise InvalidInput(f"terms: {key} must be a decimal string such as '0.5'")
+    return Decimal(value)
