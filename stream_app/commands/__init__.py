@@ -1,0 +1,1 @@
+"""The commands, by theme. Each is a thin edge: parse, call, print."""

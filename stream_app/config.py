@@ -1,0 +1,233 @@
+"""Experiment files and service settings: TOML and environment in, frozen values out, read once.
+
+The types say what is allowed; this module only reads, merges and turns a validation error into
+one line that names the setting, its value and the remedy. An option is declared once, as a field:
+files, `SHUFFLEBANDIT_<SECTION>_<FIELD>` variables and the documentation derive from it.
+"""
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+
+from stream_app.core.experiment import DEFAULT_PRESET, PRESETS, Experiment
+from stream_app.core.terms import Limits
+from stream_app.errors import ConfigurationError, InvalidInput
+
+_FORBID: dict[str, Any] = {"extra": "forbid"}
+_EXPERIMENT: TypeAdapter[Experiment] = TypeAdapter(Experiment)
+
+
+class SecurityProtocol(StrEnum):
+    """Kafka's names for how a client connects."""
+
+    PLAINTEXT = "PLAINTEXT"
+    SSL = "SSL"
+    SASL_PLAINTEXT = "SASL_PLAINTEXT"
+    SASL_SSL = "SASL_SSL"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """Where Kafka is, and as whom we connect. The password is never printed."""
+
+    bootstrap: str = "localhost:9092"
+    security_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
+    sasl_mechanism: str = "SCRAM-SHA-512"
+    sasl_username: str = ""
+    sasl_password: str = field(default="", repr=False)
+    sasl_password_file: str = ""
+    tls_ca_file: str = ""
+    tls_certificate_file: str = ""
+    tls_key_file: str = ""
+    topic_prefix: str = "shufflebandit"
+    connect_timeout_s: float = 10.0
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleSettings:
+    """The shuffle stage."""
+
+    group: str = "shufflebandit-shuffle"
+    # A restart rereads at most about this many records of a partition of `reports`.
+    max_reread_records: int = 500_000
+    # Names this worker to the group so that it gets its partitions back at once after a restart.
+    # Only where names are unique (a StatefulSet).
+    instance_id: str = ""
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRoleSettings:
+    """The elimination stage."""
+
+    group: str = "shufflebandit-agent"
+    instance_id: str = ""
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorSettings:
+    """The monitor's web server."""
+
+    host: str = "127.0.0.1"
+    port: int = 6066
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings of a process."""
+
+    kafka: KafkaSettings = field(default_factory=KafkaSettings)
+    limits: Limits = field(default_factory=Limits)
+    shuffle: ShuffleSettings = field(default_factory=ShuffleSettings)
+    agent: AgentRoleSettings = field(default_factory=AgentRoleSettings)
+    monitor: MonitorSettings = field(default_factory=MonitorSettings)
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+_SETTINGS: TypeAdapter[Settings] = TypeAdapter(Settings)
+
+
+def load_experiment(
+    path: Path, preset: str | None = None, overrides: Sequence[str] = ()
+) -> Experiment:
+    """The experiment of a TOML file; `overrides` are KEY=VALUE with dotted keys.
+
+    A preset given here replaces the file's, and with it the file's choices of mechanism,
+    calibration, test, schedule and guarantee; the overrides come last.
+    """
+    raw = _read_toml(path)
+    agent, privacy = _table(raw, "agent"), _table(raw, "privacy")
+    if preset is not None:
+        for key in ("test", "schedule", "guarantee", "batch_size", "growth"):
+            agent.pop(key, None)
+        for key in ("mechanism", "calibration"):
+            privacy.pop(key, None)
+        agent["preset"] = preset
+    for override in overrides:
+        _set(raw, override)
+    return resolve(raw, str(path))
+
+
+def resolve(raw: Mapping[str, Any], source: str) -> Experiment:
+    """A complete definition: the preset's settings under those that are given."""
+    agent, privacy = _table(raw, "agent"), _table(raw, "privacy")
+    name = agent.get("preset", DEFAULT_PRESET)
+    if name not in PRESETS:
+        raise ConfigurationError(
+            f"{source}: agent.preset = {name!r}: must be one of {', '.join(PRESETS)}"
+        )
+    merged = {
+        **raw,
+        "agent": {"preset": name, **PRESETS[name]["agent"], **agent},
+        "privacy": {**PRESETS[name]["privacy"], **privacy},
+    }
+    try:
+        return _EXPERIMENT.validate_json(orjson.dumps(merged, default=str), strict=True)
+    except ValidationError as error:
+        raise ConfigurationError(f"{source}: {describe(error)}") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error}") from None
+
+
+def parse_experiment(data: bytes) -> Experiment:
+    """A definition from its topic. Raises InvalidInput."""
+    try:
+        return _EXPERIMENT.validate_json(data, strict=True)
+    except ValidationError as error:
+        raise InvalidInput(f"experiment: {describe(error)}") from None
+    except ConfigurationError as error:
+        raise InvalidInput(f"experiment: {error}") from None
+
+
+def dump_experiment(experiment: Experiment) -> bytes:
+    """A definition for its topic: complete, and the same bytes for the same content."""
+    return orjson.dumps(
+        orjson.loads(_EXPERIMENT.dump_json(experiment)), option=orjson.OPT_SORT_KEYS
+    )
+
+
+def load_settings(path: Path | None, environment: Mapping[str, str] | None = None) -> Settings:
+    """Settings from a TOML file, then the environment over it."""
+    raw = _read_toml(path) if path is not None else {}
+    source = str(path) if path is not None else "settings"
+    for section in dataclasses.fields(Settings):
+        assert isinstance(section.default_factory, type)
+        for option in dataclasses.fields(section.default_factory):
+            variable = f"SHUFFLEBANDIT_{section.name}_{option.name}".upper()
+            value = (os.environ if environment is None else environment).get(variable)
+            if value is not None:
+                _table(raw, section.name)[option.name] = value
+    try:
+        settings = _SETTINGS.validate_python(raw)
+    except ValidationError as error:
+        raise ConfigurationError(f"{source}: {describe(error)}") from None
+    return settings
+
+
+def describe(error: ValidationError) -> str:
+    """The first problem in one line: setting, value, what is allowed."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "value"
+    if first["type"] == "missing":
+        return f"{where}: missing; it must be set"
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"{where}: unknown setting; check its spelling against the README"
+    if "password" in where:
+        return f"{where}: {first['msg'].lower()}"
+    return f"{where} = {str(first['input'])[:80]!r}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: not a TOML file: {error}") from None
+
+
+def _table(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
+    table = raw.get(key)
+    if table is None and isinstance(raw, dict):
+        table = raw[key] = {}
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{key} = {table!r}: must be a table, [{key}]")
+    return table
+
+
+def _set(raw: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    *tables, last = key.strip().split(".")
+    if not separator or not last:
+        raise ConfigurationError(f"--set {override!r}: must be KEY=VALUE, as in agent.growth=2")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    target = raw
+    for name in tables:
+        target = _table(target, name)
+    target[last] = value
+
+
+def decimal(setting: str, text: str) -> Decimal:
+    """A number from the command line. Raises ConfigurationError."""
+    try:
+        value = Decimal(text)
+    except ArithmeticError:
+        value = Decimal("nan")
+    if not value.is_finite():
+        raise ConfigurationError(f"{setting} = {text!r}: must be a number such as 0.5")
+    return value
