@@ -1,0 +1,244 @@
+"""The edge to Kafka: how clients connect, which topics there are, where an experiment lives.
+
+All of aiokafka's errors at start-up become one line with a remedy here.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import (
+    IncompatibleBrokerVersion,
+    KafkaConnectionError,
+    KafkaError,
+    TopicAlreadyExistsError,
+    for_code,
+)
+from aiokafka.partitioner import murmur2
+
+from stream_app.config import KafkaSettings, SecurityProtocol
+from stream_app.errors import ConfigurationError, Unavailable
+
+_COMPACT = {"cleanup.policy": "compact"}
+# Every topic with its clean-up; `reports` is kept a week at most, `sums` for ever.
+TOPICS: dict[str, dict[str, str]] = {
+    "experiments": _COMPACT,
+    "assignments": {**_COMPACT, "min.cleanable.dirty.ratio": "0.1"},
+    "reports": {"cleanup.policy": "delete", "retention.ms": str(7 * 24 * 3600 * 1000)},
+    "windows": {**_COMPACT, "min.cleanable.dirty.ratio": "0.1"},
+    "sums": {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
+}
+
+
+def topic(settings: KafkaSettings, name: str) -> str:
+    """A topic's full name."""
+    return f"{settings.topic_prefix}.{name}"
+
+
+def partition_of(experiment: str, partitions: int) -> int:
+    """The partition number that an experiment has in every topic: Kafka's default for its key."""
+    return int(murmur2(experiment.encode()) & 0x7FFFFFFF) % partitions
+
+
+def client_options(settings: KafkaSettings) -> dict[str, Any]:
+    """Connection options for aiokafka's clients."""
+    options: dict[str, Any] = {
+        "bootstrap_servers": settings.bootstrap,
+        "security_protocol": str(settings.security_protocol),
+    }
+    if settings.security_protocol in (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL):
+        options["ssl_context"] = _tls(settings)
+    if settings.security_protocol in (SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL):
+        options |= {
+            "sasl_mechanism": settings.sasl_mechanism,
+            "sasl_plain_username": settings.sasl_username,
+            "sasl_plain_password": _password(settings),
+        }
+    return options
+
+
+def _tls(settings: KafkaSettings) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=settings.tls_ca_file or None)
+        if settings.tls_certificate_file:
+            context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file or None)
+    except OSError as error:
+        raise ConfigurationError(
+            f"kafka.tls_ca_file = {settings.tls_ca_file!r}, kafka.tls_certificate_file = "
+            f"{settings.tls_certificate_file!r}: cannot be used: {error.strerror or error}"
+        ) from None
+    return context
+
+
+def _password(settings: KafkaSettings) -> str:
+    if not settings.sasl_password_file:
+        return settings.sasl_password
+    try:
+        return Path(settings.sasl_password_file).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigurationError(
+            f"kafka.sasl_password_file = {settings.sasl_password_file!r}: cannot be read: "
+            f"{error.strerror}"
+        ) from None
+
+
+@asynccontextmanager
+async def admin(settings: KafkaSettings) -> AsyncIterator[AIOKafkaAdminClient]:
+    """An admin client; Unavailable in one line if the cluster does not answer."""
+    client = AIOKafkaAdminClient(**client_options(settings), request_timeout_ms=10_000)
+    await _start(client, settings)
+    try:
+        yield client
+    finally:
+        await stop(client)
+
+
+@asynccontextmanager
+async def consumer(
+    settings: KafkaSettings, *, committed: bool = True, **options: Any
+) -> AsyncIterator[AIOKafkaConsumer]:
+    """A consumer without a group, for reading given partitions."""
+    client = make_consumer(settings, committed=committed, **options)
+    await _start(client, settings)
+    try:
+        yield client
+    finally:
+        await stop(client)
+
+
+@asynccontextmanager
+async def producer(settings: KafkaSettings, **options: Any) -> AsyncIterator[AIOKafkaProducer]:
+    """A plain, idempotent producer."""
+    client = AIOKafkaProducer(
+        **client_options(settings), enable_idempotence=True, acks="all", **options
+    )
+    await _start(client, settings)
+    try:
+        yield client
+    finally:
+        await stop(client)
+
+
+def make_consumer(settings: KafkaSettings, *, committed: bool, **options: Any) -> AIOKafkaConsumer:
+    """A consumer with the options that all readers share."""
+    return AIOKafkaConsumer(
+        **client_options(settings),
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        isolation_level="read_committed" if committed else "read_uncommitted",
+        fetch_max_wait_ms=50,
+        max_partition_fetch_bytes=4 << 20,
+        **options,
+    )
+
+
+async def _start(client: Any, settings: KafkaSettings) -> None:
+    """Start a client within the deadline, or say in one line what is wrong."""
+    try:
+        with _quiet():
+            async with asyncio.timeout(settings.connect_timeout_s):
+                await client.start()
+    except (TimeoutError, KafkaError, OSError, IncompatibleBrokerVersion) as error:
+        await stop(client)
+        raise unreachable(settings, error) from None
+
+
+def unreachable(settings: KafkaSettings, error: BaseException) -> Unavailable:
+    """One line for a cluster that cannot be used."""
+    if "uthentication" in f"{type(error).__name__} {error}":
+        return Unavailable(
+            f"kafka.sasl_username = {settings.sasl_username!r}: Kafka at {settings.bootstrap} "
+            "refuses these credentials; check sasl_username, sasl_password and sasl_mechanism"
+        )
+    if isinstance(error, TimeoutError | KafkaConnectionError | OSError):
+        return Unavailable(
+            f"kafka.bootstrap = {settings.bootstrap!r}: no Kafka answers there; check the address "
+            "and security_protocol, or start a local one with: shufflebandit broker"
+        )
+    return Unavailable(f"kafka.bootstrap = {settings.bootstrap!r}: {type(error).__name__}: {error}")
+
+
+class _quiet:
+    """Mute aiokafka's own log lines while a start may fail: the error says it in one line."""
+
+    def __enter__(self) -> None:
+        self._logger = logging.getLogger("aiokafka")
+        self._level = self._logger.level
+        self._logger.setLevel(logging.CRITICAL)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.setLevel(self._level)
+
+
+async def stop(client: Any) -> None:
+    """Stop a client; give up after 5 s, since `stop()` can hang when the cluster is away."""
+    task = asyncio.ensure_future(client.stop())
+    done, _ = await asyncio.wait({task}, timeout=5)
+    if not done:
+        task.cancel()
+    elif not task.cancelled():
+        task.exception()  # seen; nothing is left to be done about it
+
+
+async def create_topics(settings: KafkaSettings, partitions: int, replication: int) -> list[str]:
+    """Create the topics that are missing; returns their names. Refuses differing counts."""
+    async with admin(settings) as client:
+        existing = await _partition_counts(client, settings)
+        _same_count(existing)
+        if existing and partitions != next(iter(existing.values())):
+            raise ConfigurationError(
+                f"--partitions {partitions}: the topics exist with "
+                f"{next(iter(existing.values()))}; adding partitions to a running system could "
+                "release a batch twice, use the same number or another kafka.topic_prefix"
+            )
+        missing = [name for name in TOPICS if name not in existing]
+        response = await client.create_topics(
+            [
+                NewTopic(topic(settings, name), partitions, replication, topic_configs=TOPICS[name])
+                for name in missing
+            ]
+        )
+        for full_name, code, *message in response.topic_errors if missing else ():
+            error = for_code(code)
+            if code and error is not TopicAlreadyExistsError:
+                raise Unavailable(f"topic {full_name}: {error.__name__}: {message}")
+        return [topic(settings, name) for name in missing]
+
+
+async def partition_count(settings: KafkaSettings) -> int:
+    """How many partitions every topic has. Raises if one is missing or differs."""
+    async with admin(settings) as client:
+        existing = await _partition_counts(client, settings)
+    missing = [topic(settings, name) for name in TOPICS if name not in existing]
+    if missing:
+        raise Unavailable(
+            f"topics {', '.join(missing)}: missing on {settings.bootstrap}; "
+            "create them with: shufflebandit topics create"
+        )
+    _same_count(existing)
+    return next(iter(existing.values()))
+
+
+async def _partition_counts(client: AIOKafkaAdminClient, settings: KafkaSettings) -> dict[str, int]:
+    present = set(await client.list_topics())
+    names = {topic(settings, name): name for name in TOPICS}
+    wanted = [full for full in names if full in present]
+    if not wanted:
+        return {}
+    described = await client.describe_topics(wanted)
+    return {names[entry["topic"]]: len(entry["partitions"]) for entry in described}
+
+
+def _same_count(counts: dict[str, int]) -> None:
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise ConfigurationError(
+            f"topics have different partition counts ({listed}): an experiment must have the same "
+            "partition in each; recreate them with: shufflebandit topics create"
+        )
