@@ -178,7 +178,8 @@ class _quiet:
 
 async def stop(client: Any) -> None:
     """Stop a client; give up after 5 s, since `stop()` can hang when the cluster is away."""
-    task = asyncio.ensure_future(client.stop())
+    closing = client.close if isinstance(client, AIOKafkaAdminClient) else client.stop
+    task = asyncio.ensure_future(closing())
     done, _ = await asyncio.wait({task}, timeout=5)
     if not done:
         task.cancel()

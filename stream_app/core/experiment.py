@@ -28,6 +28,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 class Test(StrEnum):
     """How arms are compared (MATH 4)."""
 
+    __test__ = False  # not a test class, whatever its name
+
     PAPER = "paper"
     CHERNOFF = "chernoff"
     PAIRWISE = "pairwise"

@@ -39,7 +39,7 @@ def experiment(
     honest: str = "1",
     means: tuple[float, ...] | None = None,
     users: int | None = None,
-    **changes: Any,  # noqa: ANN401 - settings of either kind, by name
+    **changes: Any,
 ) -> Experiment:
     """An experiment from a preset; `changes` override its privacy or agent settings by name."""
     values = {**PRESETS[preset]["privacy"], **PRESETS[preset]["agent"], **changes}

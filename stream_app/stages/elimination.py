@@ -1,0 +1,147 @@
+"""The elimination stage: sums and definitions in, assignments out.
+
+State of one partition: every experiment's newest assignment, which holds the agent's whole memory
+and the offset of the last sum in it. So recovery is: read the assignments, read the definitions,
+go on after the last folded sum. A sum whose batch is not open is skipped.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stream_app.config import Settings, dump_experiment
+from stream_app.core.agents import Agent, Status
+from stream_app.errors import InvalidInput
+from stream_app.messages import (
+    Assignment,
+    Sum,
+    decode_assignment,
+    decode_definition,
+    decode_sum,
+    terms_of,
+)
+from stream_app.stages.runner import Log, Output, Record, Runner, Stage
+
+log = logging.getLogger("shufflebandit.agent")
+
+
+class EliminationPartition:
+    """The experiments of one partition."""
+
+    def __init__(self) -> None:
+        self._assignments: dict[bytes, Assignment] = {}
+        self._agents: dict[bytes, Agent] = {}
+        self._changed: set[bytes] = set()
+        self._warned: set[str] = set()
+        self.refused = 0
+
+    def feed(self, records: Sequence[Record], *, refreshed: bool) -> int:
+        """Fold sums."""
+        for record in records:
+            try:
+                self._fold(record.key, decode_sum(record.value), record.offset)
+            except InvalidInput as error:
+                self._warn(f"sum at offset {record.offset}", str(error))
+        return len(records)
+
+    def _fold(self, key: bytes | None, released: Sum, offset: int) -> None:
+        assignment = self._assignments.get(key) if key is not None else None
+        if assignment is None or key is None or offset <= assignment.folded:
+            return
+        if not is_open(assignment, released):
+            return
+        agent = self._agent(key, assignment)
+        state = agent.fold(assignment.state, released.terms.sequence, released.estimate)
+        self._put(key, replace(assignment, state=state, folded=offset))
+        if state.status is not Status.RUNNING and state.serve is not None:
+            log.info(
+                "%s: %s after %d users, serve %r (guarantee: %s)",
+                assignment.experiment.name, state.status, state.users,
+                assignment.experiment.arms[state.serve], assignment.experiment.agent.guarantee,
+            )  # fmt: skip
+
+    def side(self, records: Sequence[Record]) -> None:
+        """Take up new definitions, stop those that the operator stopped."""
+        for record in records:
+            try:
+                self._define(record.key, record.value)
+            except InvalidInput as error:
+                self._warn(f"experiment {(record.key or b'')[:80]!r}", str(error))
+
+    def _define(self, key: bytes | None, value: bytes | None) -> None:
+        definition = decode_definition(value)
+        experiment = definition.experiment
+        if key is None or experiment.name.encode() != key:
+            raise InvalidInput("its key is not its name")
+        assignment = self._assignments.get(key)
+        if assignment is None:
+            agent = Agent(experiment)
+            self._agents[key] = agent
+            assignment = Assignment(experiment, agent.begin())
+            self._put(key, assignment)
+        elif dump_experiment(assignment.experiment) != dump_experiment(experiment):
+            raise InvalidInput("a running definition cannot be changed; use another name")
+        if definition.stopped and assignment.state.status is Status.RUNNING:
+            stopped = self._agent(key, assignment).stop(assignment.state)
+            self._put(key, replace(assignment, state=stopped))
+
+    def _agent(self, key: bytes, assignment: Assignment) -> Agent:
+        agent = self._agents.get(key)
+        if agent is None:
+            agent = self._agents[key] = Agent(assignment.experiment)
+        return agent
+
+    def _put(self, key: bytes, assignment: Assignment) -> None:
+        self._assignments[key] = assignment
+        self._changed.add(key)
+
+    def _warn(self, what: str, why: str) -> None:
+        self.refused += 1
+        if what not in self._warned and len(self._warned) < 1000:
+            self._warned.add(what)
+            log.warning("refused %s: %s", what, why)
+
+    def take(self) -> list[Output]:
+        """The newest assignment of each experiment that changed."""
+        changed, self._changed = sorted(self._changed), set()
+        return [Output("assignments", key, self._assignments[key].encode()) for key in changed]
+
+    def mark(self) -> None:
+        """The position stands in the assignments."""
+
+    async def recover(self, log: Log, mark: int | None) -> int:
+        """Read assignments and definitions; go on after the last folded sum.
+
+        All sums of a chunk are folded in one transaction, in order, so every sum before the last
+        folded one of any experiment has been seen.
+        """
+        newest: dict[bytes | None, bytes | None] = {}
+        async for records in log.read("assignments"):
+            newest.update((record.key, record.value) for record in records)
+        for key, value in newest.items():
+            try:
+                if key is not None:
+                    self._assignments[key] = decode_assignment(value)
+            except InvalidInput as error:
+                self._warn(f"assignment of {key[:80]!r}" if key else "assignment", str(error))
+        async for records in log.read("experiments"):
+            self.side(records)
+        return max((a.folded + 1 for a in self._assignments.values()), default=0)
+
+
+def is_open(assignment: Assignment, released: Sum) -> bool:
+    """Whether a sum's batch is one that the assignment lists, by number and by id."""
+    return any(
+        batch.sequence == released.terms.sequence
+        and terms_of(assignment.experiment, batch).batch_id == released.batch_id
+        for batch in assignment.state.open
+    )
+
+
+def make_runner(settings: Settings) -> Runner:
+    """The elimination stage of a worker."""
+    agent = settings.agent
+    stage = Stage(
+        "agent", "sums", "experiments", True, agent.group, agent.instance_id, EliminationPartition
+    )
+    return Runner(settings.kafka, stage)

@@ -1,0 +1,277 @@
+"""The shuffle stage: reports in, one noisy sum per full window out.
+
+State of one partition, without I/O except the recovery that reads the log. Nothing that depends on
+the ones of an open window leaves it: counts by outcome, not contents. A batch has one value, ever:
+a sum that is in the log, even in an aborted transaction, is released again byte for byte.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stream_app.config import Settings
+from stream_app.core.terms import Limits, Terms, check
+from stream_app.core.window import Delta, Refusal, Window, open_window
+from stream_app.errors import InvalidInput
+from stream_app.messages import (
+    MAX_REPORT_BYTES,
+    decode_delta,
+    decode_offer,
+    decode_report,
+    decode_sum,
+    delta_key,
+    encode_delta,
+    encode_sum,
+)
+from stream_app.stages.runner import Log, Output, Record, Runner, Stage
+
+log = logging.getLogger("shufflebandit.shuffle")
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the stage remembers of an experiment's batches."""
+
+    highest: int = 0  # sequence number
+    listed: dict[int, str] = field(default_factory=dict)  # newest assignment: sequence -> batch id
+
+
+class ShufflePartition:
+    """The open windows of one partition of `reports`."""
+
+    def __init__(self, limits: Limits, max_reread_records: int) -> None:
+        self._limits, self._max_reread = limits, max_reread_records
+        self._windows: dict[str, Window] = {}
+        self._known: dict[bytes, _Known] = {}
+        self._outputs: list[Output] = []
+        self._warned: set[str] = set()
+        self._position = 0
+        self._mark = 0
+        self.accepted = 0
+        self.refused: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
+        self.refused_terms = 0
+
+    # -- reports ---------------------------------------------------------------------------------
+
+    def feed(self, records: Sequence[Record], *, refreshed: bool) -> int:
+        """Count reports into their windows; stops at a batch that may be newer than what it knows.
+
+        The hot loop: one parse, one look-up, one call a report.
+        """
+        windows, refused = self._windows, self.refused
+        accepted = 0
+        for index, record in enumerate(records):
+            value = record.value
+            if value is None or len(value) > MAX_REPORT_BYTES:
+                refused[Refusal.OVERSIZED if value else Refusal.MALFORMED] += 1
+                continue
+            try:
+                batch_id, report_id, ones = decode_report(value)
+                window = windows.get(batch_id)
+            except (ValueError, KeyError, TypeError):
+                refused[Refusal.MALFORMED] += 1
+                continue
+            if window is None:
+                reason = self._without_window(record.key, batch_id)
+                if reason is Refusal.UNKNOWN_BATCH and not refreshed:
+                    self._advance(records, index, accepted)
+                    return index
+                refused[reason] += 1
+            elif record.key != window.key:
+                refused[Refusal.WRONG_KEY] += 1
+            elif (r := window.accept(report_id, ones, record.offset, record.timestamp)) is not None:
+                refused[r] += 1
+            else:
+                accepted += 1
+                if window.full:
+                    self._release(window)
+        self._advance(records, len(records), accepted)
+        return len(records)
+
+    def _advance(self, records: Sequence[Record], count: int, accepted: int) -> None:
+        self.accepted += accepted
+        if count:
+            self._position = records[count - 1].offset + 1
+            if self._behind(self._mark) and self._behind(self.mark()):
+                self._checkpoint()
+
+    def _behind(self, mark: int) -> bool:
+        """Whether a restart from the mark would read too much again."""
+        return self._position - mark > self._max_reread
+
+    def _without_window(self, key: bytes | None, batch_id: str) -> Refusal:
+        """Late if its sequence number is known, unknown otherwise."""
+        known = self._known.get(key) if key is not None else None
+        sequence, _, digest = batch_id.partition(".")
+        if not sequence.isascii() or not sequence.isdigit() or len(sequence) > 15 or not digest:
+            return Refusal.MALFORMED
+        if known is not None and int(sequence) <= known.highest:
+            return Refusal.LATE
+        return Refusal.UNKNOWN_BATCH
+
+    def _release(self, window: Window) -> None:
+        self._outputs.append(Output("sums", window.key, encode_sum(window.release())))
+        self._forget(window)
+
+    def _forget(self, window: Window) -> None:
+        """Close a window; its checkpoints get tombstones in the same transaction."""
+        del self._windows[window.batch_id]
+        for number in range(window.deltas):
+            key = delta_key(window.key, window.batch_id, number)
+            self._outputs.append(Output("windows", key, None))
+
+    # -- marks and checkpoints -------------------------------------------------------------------
+
+    def _oldest(self) -> int:
+        """The first offset that only an open window's memory holds."""
+        firsts = [w.fresh_first.offset for w in self._windows.values() if w.fresh_first is not None]
+        return min(firsts, default=self._position)
+
+    def mark(self) -> int:
+        """The first offset that a restart must read again; never falls."""
+        self._mark = max(self._mark, self._oldest())
+        return self._mark
+
+    def _checkpoint(self) -> None:
+        """Save the windows that hold the mark back; those in its newer half can wait."""
+        horizon = self._position - self._max_reread // 2
+        for window in self._windows.values():
+            if window.fresh_first is not None and window.fresh_first.offset < horizon:
+                for delta in window.checkpoint(self._position):
+                    key = delta_key(window.key, delta.batch_id, delta.number)
+                    self._outputs.append(Output("windows", key, encode_delta(delta)))
+
+    # -- assignments -----------------------------------------------------------------------------
+
+    def side(self, records: Sequence[Record]) -> None:
+        """Open what the newest assignment lists, close what it no longer lists."""
+        for record in records:
+            self._assign(record.key, record.value)
+
+    def _assign(self, key: bytes | None, value: bytes | None) -> None:
+        listed = self._listed(key, value)
+        if listed is None or key is None:
+            return
+        known = self._known.setdefault(key, _Known())
+        fresh: dict[int, str] = {}
+        for batch_id, terms in sorted(listed, key=lambda entry: entry[1].sequence):
+            sequence = terms.sequence
+            if sequence > known.highest:
+                self._windows[batch_id] = open_window(batch_id, terms)
+                known.highest = sequence
+            elif known.listed.get(sequence) != batch_id:
+                self._warn(f"batch {batch_id}", "second terms under a known sequence number")
+                continue
+            fresh[sequence] = batch_id
+        for batch_id in known.listed.values():
+            if batch_id not in fresh.values() and batch_id in self._windows:
+                self._forget(self._windows[batch_id])
+        known.listed = fresh
+
+    def _listed(self, key: bytes | None, value: bytes | None) -> list[tuple[str, Terms]] | None:
+        """The checked terms of an assignment; None if it cannot be used at all."""
+        try:
+            offer = decode_offer(value)
+            if key is None or offer.experiment.encode() != key:
+                raise InvalidInput("its key is not its experiment")
+        except InvalidInput as error:
+            self._warn(f"assignment of {(key or b'')[:80]!r}", str(error))
+            return None
+        listed = []
+        for batch_id, raw in offer.open:
+            try:
+                terms = check(batch_id, raw, self._limits)
+                if terms.experiment.encode() != key:
+                    raise InvalidInput(f"batch {batch_id[:80]}: its terms are another experiment's")
+            except InvalidInput as error:
+                self._warn(f"batch {batch_id[:80]}", str(error))
+                continue
+            listed.append((batch_id, terms))
+        return listed
+
+    def _warn(self, what: str, why: str) -> None:
+        """Count a refusal; name it in the log once (and never more than 1000 of them)."""
+        self.refused_terms += 1
+        if what not in self._warned and len(self._warned) < 1000:
+            self._warned.add(what)
+            log.warning("refused %s: %s", what, why)
+
+    # -- recovery --------------------------------------------------------------------------------
+
+    def take(self) -> list[Output]:
+        """The outputs since the last call."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    async def recover(self, log: Log, mark: int | None) -> int:
+        """Windows that are open and not released, with their checkpoints; aborted sums again."""
+        newest: dict[bytes | None, bytes | None] = {}
+        async for records in log.read("assignments"):
+            newest.update((record.key, record.value) for record in records)
+        for key, value in newest.items():
+            self._assign(key, value)
+        seen = await self._released(log, committed=False)
+        done = await self._released(log, committed=True)
+        for batch_id, (key, value) in seen.items():
+            if batch_id not in done:
+                self._outputs.append(Output("sums", key, value))
+        await self._restore(log)
+        for batch_id in seen:
+            if batch_id in self._windows:
+                self._forget(self._windows[batch_id])
+        self._mark = self._position = mark or 0
+        return self._mark
+
+    async def _released(self, log: Log, *, committed: bool) -> dict[str, tuple[bytes, bytes]]:
+        """The sums in the log of batches that the newest assignments still list."""
+        found: dict[str, tuple[bytes, bytes]] = {}
+        async for records in log.read("sums", committed=committed):
+            for record in records:
+                try:
+                    batch_id = peek_batch(record.value)
+                except InvalidInput as error:
+                    self._warn(f"sum at offset {record.offset}", str(error))
+                    continue
+                if batch_id in self._windows:
+                    found[batch_id] = (record.key, record.value)
+                elif record.key in self._known:
+                    known = self._known[record.key]
+                    known.highest = max(known.highest, int(batch_id.partition(".")[0]))
+        return found
+
+    async def _restore(self, log: Log) -> None:
+        deltas: dict[bytes, bytes] = {}
+        async for records in log.read("windows"):
+            for record in records:
+                if record.value is None:
+                    deltas.pop(record.key, None)
+                else:
+                    deltas[record.key] = record.value
+        pieces: dict[str, list[Delta]] = {}
+        for key, value in deltas.items():
+            delta = decode_delta(value)
+            if delta.batch_id in self._windows:
+                pieces.setdefault(delta.batch_id, []).append(delta)
+            else:
+                self._outputs.append(Output("windows", key, None))
+        for batch_id, batch_deltas in pieces.items():
+            for delta in sorted(batch_deltas, key=lambda d: d.number):
+                self._windows[batch_id].restore(delta)
+
+
+def peek_batch(value: bytes | None) -> str:
+    """The batch id of a sum; the id is self-certifying, so no more is needed to know it."""
+    return decode_sum(value).batch_id
+
+
+def make_runner(settings: Settings) -> Runner:
+    """The shuffle stage of a worker."""
+    shuffle = settings.shuffle
+
+    def make() -> ShufflePartition:
+        return ShufflePartition(settings.limits, shuffle.max_reread_records)
+
+    stage = Stage(
+        "shuffle", "reports", "assignments", False, shuffle.group, shuffle.instance_id, make
+    )
+    return Runner(settings.kafka, stage)
