@@ -1,19 +1,13 @@
-"""The local Kafka: fetches the jars with Maven and runs one broker as a child process.
+"""The local Kafka: one broker as a child process, which never outlives this one.
 
-For development and tests; production uses the user's own cluster. This module knows Java, Maven,
-ports and processes. It must not know topics, experiments or stages, and needs no Kafka client.
+For development and tests; production uses the user's own cluster. This module knows Java and
+ports. It must not know topics, experiments or stages, and needs no Kafka client.
 Everything here blocks: from a coroutine, call it with `asyncio.to_thread`.
-
-No Java outlives its Python: each runs under a small supervisor process, which kills it when the
-pipe from the parent closes, however the parent ended; and the kernel kills it with the supervisor.
 """
 
 import atexit
 import base64
 import contextlib
-import fcntl
-import logging
-import os
 import re
 import secrets
 import shutil
@@ -21,34 +15,20 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self
 
 from stream_app.errors import Unavailable
+from stream_app.jars import KAFKA, fetch, find_java
+from stream_app.supervisor import complaints, end, run, supervised
 
-KAFKA: Final = "4.3.1"
-JAVA: Final = 17
 HOST: Final = "127.0.0.1"
-REMEDY: Final = "(Debian, Ubuntu: apt-get install openjdk-17-jre-headless maven)"
-
-DEPENDENCIES: Final = (
-    ("org.apache.kafka", "kafka_2.13", KAFKA),
-    ("org.apache.logging.log4j", "log4j-core", "2.25.3"),
-    ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.3"),
-    ("com.fasterxml.jackson.dataformat", "jackson-dataformat-yaml", "2.21.2"),
-)
-COPY_JARS: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-# The jars and their sizes, written last: without it, or with one jar short, a folder is not used.
-MANIFEST: Final = "jars.txt"
-
 START_S: Final = 30.0
 STOP_S: Final = 5.0
-FETCH_S: Final = 600.0
 
 # One node, few partitions and little memory. The two broker timeouts make a restart on old data
 # take seconds: the controller must first give up the session of the broker that was killed.
@@ -86,185 +66,6 @@ appender.out.layout.pattern = %d %p %m (%c{1})%n
 rootLogger.level = warn
 rootLogger.appenderRef.out.ref = out
 """
-
-# Arguments: the parent's process id, a folder to delete if the parent vanishes (or ""), a command.
-# One byte on standard input: kill the command. End of file, or another parent: the parent is gone.
-# A process forked from the parent may hold the pipe open, hence the look at getppid.
-SUPERVISOR: Final = """\
-import ctypes, os, select, shutil, signal, subprocess, sys, threading
-parent, scratch, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-this, orphaned = os.getpid(), False
-prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: None
-
-def die_with_supervisor():
-    prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; tied to the forking thread, here the main one
-    if os.getppid() != this:
-        os._exit(1)
-
-def watch():
-    global orphaned
-    while os.getppid() == parent and not select.select([0], [], [], 1)[0]:
-        pass
-    orphaned = os.getppid() != parent or not os.read(0, 1)
-    os.kill(child.pid, signal.SIGKILL)
-
-# SIGTERM comes to the whole group and is the command's to obey. Not SIG_IGN: it would inherit that.
-signal.signal(signal.SIGTERM, lambda *_: None)
-child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_supervisor)
-threading.Thread(target=watch, daemon=True).start()
-code = child.wait()
-if orphaned and scratch:
-    shutil.rmtree(scratch, ignore_errors=True)
-os._exit(code if code >= 0 else 128 - code)
-"""
-COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-NOISE: Final = re.compile(r"\s|$|Picked up|Error: (A fatal|Could not create)")
-COMPLAINT: Final = re.compile("ERROR|Error|Exception|Caused by")
-
-logger = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path:
-    """Where fetched files are kept, outside the project."""
-    if own := os.environ.get("SHUFFLEBANDIT_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shufflebandit"
-
-
-def find_java() -> str:
-    """The path of a Java that can run Kafka."""
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=f"{home}/bin") if home else None
-    java = java or shutil.which("java")
-    if java is None:
-        raise Unavailable(f"Java is missing: install Java {JAVA} or newer {REMEDY}")
-    shown = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    version = re.search(r'version "(\d+)', shown)
-    if version is None or int(version[1]) < JAVA:
-        found = version[0] if version else "no version"
-        raise Unavailable(f"{java} says {found}: install Java {JAVA} or newer {REMEDY}")
-    return java
-
-
-def fetch(cache: Path | None = None) -> Path:
-    """The folder of Kafka's jars, downloaded with Maven unless it is there and whole.
-
-    Processes that fetch at the same time wait for one another.
-    """
-    cache = cache or cache_folder()
-    folder = cache / f"kafka-{KAFKA}"
-    if _whole(folder):
-        return folder
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with (cache / f"{folder.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _whole(folder):
-                _download(folder)
-    except OSError as error:
-        raise Unavailable(
-            f"cannot write the cache {cache} ({error.strerror}): set SHUFFLEBANDIT_CACHE"
-        ) from error
-    return folder
-
-
-def _whole(folder: Path) -> bool:
-    try:
-        manifest = (folder / MANIFEST).read_text()
-        jars = [folder / line.split()[0] for line in manifest.splitlines()]
-        return bool(jars) and manifest == _manifest(jars)
-    except (FileNotFoundError, IndexError):
-        return False
-
-
-def _manifest(jars: Iterable[Path]) -> str:
-    return "".join(f"{jar.name} {jar.stat().st_size}\n" for jar in jars)
-
-
-def _download(folder: Path) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise Unavailable(f"Maven is missing, which fetches Kafka: install it {REMEDY}")
-    logger.info("fetching Kafka %s to %s", KAFKA, folder)
-    part = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    (part / "lib").mkdir(parents=True)
-    (part / "pom.xml").write_text(_pom())
-    command = [maven, "-q", "-B", COPY_JARS, "-DincludeScope=runtime", "-DoutputDirectory=lib"]
-    if not _run(command, part / "maven.log", FETCH_S):
-        raise Unavailable(
-            f"Maven could not fetch Kafka {KAFKA}: check the network and Maven's settings "
-            f"({_complaints(part / 'maven.log')[0]})"
-        )
-    (part / "lib" / MANIFEST).write_text(_manifest((part / "lib").glob("*.jar")))
-    shutil.rmtree(folder, ignore_errors=True)
-    (part / "lib").rename(folder)
-    shutil.rmtree(part, ignore_errors=True)
-
-
-def _pom() -> str:
-    dependencies = "".join(
-        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
-        f"<version>{version}</version></dependency>\n"
-        for group, artifact, version in DEPENDENCIES
-    )
-    return (
-        '<project xmlns="http://maven.apache.org/POM/4.0.0">\n<modelVersion>4.0.0</modelVersion>\n'
-        "<groupId>shufflebandit</groupId><artifactId>local-kafka</artifactId>"
-        "<version>1</version><packaging>pom</packaging>\n"
-        f"<dependencies>\n{dependencies}</dependencies>\n</project>\n"
-    )
-
-
-def _supervised(
-    command: list[str], log: Path, scratch: Path | None = None
-) -> subprocess.Popen[bytes]:
-    """Starts a command that dies with this process, in its own group: no Ctrl-C reaches it."""
-    supervisor = [sys.executable, "-I", "-S", "-c", SUPERVISOR, str(os.getpid())]
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [*supervisor, str(scratch or ""), *command],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=log.parent,
-            start_new_session=True,
-        )
-
-
-def _run(command: list[str], log: Path, limit_s: float) -> bool:
-    """Whether a command succeeded in time; it is over when this returns."""
-    process = _supervised(command, log)
-    try:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(limit_s)
-        return process.returncode == 0
-    finally:
-        _end(process, 0)
-
-
-def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    """Ends a supervised command: SIGTERM if there is patience, then SIGKILL."""
-    assert process.stdin is not None
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        if patience_s and process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(patience_s)
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(b"k")
-    process.stdin.close()
-    process.wait()
-
-
-def _complaints(log: Path, offset: int = 0) -> list[str]:
-    """The lines of a log that say what went wrong, else all; never none."""
-    with log.open("rb") as file:
-        file.seek(offset)
-        text = COLOUR.sub("", file.read().decode(errors="replace"))
-    lines = [line for line in text.splitlines() if not NOISE.match(line)]
-    lines = [line for line in lines if COMPLAINT.search(line)] or lines or ["it wrote nothing"]
-    return [line if len(line) < 300 else f"{line[:100]} ... {line[-190:]}" for line in lines]
 
 
 def free_port(other_than: int = 0) -> int:
@@ -380,7 +181,7 @@ class LocalBroker:
     def _end(self, patience_s: float) -> None:
         process, self._process = self._process, None
         if process is not None:
-            _end(process, patience_s)
+            end(process, patience_s)
 
     def _launch(self, data: Path, java: list[str]) -> None:
         data.mkdir(parents=True, exist_ok=True)
@@ -402,10 +203,10 @@ class LocalBroker:
             shutil.rmtree(part, ignore_errors=True)
             cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
             tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c"]
-            if not _run([*java, *tool, self._configure(data, part)], log, START_S):
-                raise Unavailable(f"Kafka cannot format {records}: {_complaints(log, offset)[-1]}")
+            if not run([*java, *tool, self._configure(data, part)], log, START_S):
+                raise Unavailable(f"Kafka cannot format {records}: {complaints(log, offset)[-1]}")
             part.rename(records)
-        self._process = _supervised(
+        self._process = supervised(
             [*java, "kafka.Kafka", self._configure(data, records)],
             log,
             data if self._temporary else None,
@@ -433,11 +234,11 @@ class LocalBroker:
         deadline = time.monotonic() + START_S
         while not answers(self.port, cluster):
             if process.poll() is not None:
-                raise Unavailable(f"Kafka did not start: {_complaints(log, offset)[-1]}")
+                raise Unavailable(f"Kafka did not start: {complaints(log, offset)[-1]}")
             if time.monotonic() > deadline:
                 raise Unavailable(
                     f"Kafka does not answer on {self.bootstrap} after {START_S:.0f} s: "
-                    f"{_complaints(log, offset)[-1]}"
+                    f"{complaints(log, offset)[-1]}"
                 )
             time.sleep(0.05)
 

@@ -6,7 +6,7 @@ time when the cluster does not answer. This module knows partitions, not what th
 """
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError, KafkaTimeoutError
@@ -14,7 +14,7 @@ from aiokafka.errors import KafkaError, KafkaTimeoutError
 from stream_app import kafka
 from stream_app.config import KafkaSettings
 
-_POLL_MS = 100
+_POLL_MS = 50
 # Fetches at the same place were answered, with nothing, for this long: compaction left no record.
 _EMPTY_S = 2.0
 # No fetch was answered for this long: the cluster is away.
@@ -23,7 +23,7 @@ _SILENT_S = 15.0
 
 async def read_to_end(
     consumer: AIOKafkaConsumer, partition: TopicPartition, start: int | None = None
-) -> AsyncIterator[list[ConsumerRecord]]:
+) -> AsyncGenerator[list[ConsumerRecord], None]:
     """All records from `start` (None: the oldest) to the end as of this call, and perhaps newer.
 
     The partition must be assigned to the consumer, and not paused. Afterwards the consumer's
@@ -58,7 +58,7 @@ async def read_partition(
     *,
     committed: bool = True,
     start: int | None = None,
-) -> AsyncIterator[list[ConsumerRecord]]:
+) -> AsyncGenerator[list[ConsumerRecord], None]:
     """`read_to_end` of one partition with a consumer of its own; `topic` without its prefix.
 
     Raises Unavailable if the cluster cannot be read.

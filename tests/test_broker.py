@@ -12,8 +12,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from stream_app.broker import KAFKA, MANIFEST, LocalBroker, fetch
+from stream_app.broker import LocalBroker
 from stream_app.errors import Unavailable
+from stream_app.jars import KAFKA, MANIFEST, fetch
 
 ROOT = Path(__file__).parents[1]
 

@@ -5,10 +5,9 @@ from typing import Any, BinaryIO
 
 import click
 import orjson
-from rich.console import Console
 from rich.table import Table
 
-from stream_app.commands.output import echo_json, json_option
+from stream_app.commands.output import console, echo_json, json_option
 from stream_app.config import decimal
 from stream_app.core.mechanisms import (
     Calibration,
@@ -93,7 +92,7 @@ def calibrate(
     for key, number in found.parameters.items():
         table.add_row(f"  {key}", str(number))
     table.add_row("paper's calibration", _paper_comparison(promise, found))
-    Console().print(table)
+    console().print(table)
 
 
 def _paper_comparison(promise: Promise, found: Mechanism) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from stream_app.commands.output import echo_json, json_option
+from stream_app.commands.output import console, echo_json, json_option
 from stream_app.commands.plots import plot_regret
 from stream_app.config import load_experiment
 from stream_app.core import simulation
@@ -73,7 +73,7 @@ def simulate(
     if as_json:
         echo_json({"results": [_result_json(result) for result in results]})
     else:
-        Console().print(_result_table(results, jobs))
+        console().print(_result_table(results, jobs))
 
 
 def simulation_jobs(
@@ -96,10 +96,10 @@ def run_jobs(
 ) -> list[simulation.Result]:
     """All jobs' blocks over the machine's cores, with a progress bar on a terminal."""
     sizes = simulation.blocks(runs)
-    console = Console(stderr=True)
+    terminal = Console(stderr=True)
     with (
         concurrent.futures.ProcessPoolExecutor(min(os.cpu_count() or 1, len(sizes))) as pool,
-        Progress(console=console, disable=not (progress and console.is_terminal)) as bar,
+        Progress(console=terminal, disable=not (progress and terminal.is_terminal)) as bar,
     ):
         task = bar.add_task("simulating", total=len(jobs) * len(sizes))
         futures = [
@@ -116,15 +116,16 @@ def run_jobs(
 
 def _result_json(result: simulation.Result) -> dict[str, Any]:
     values = dataclasses.asdict(result)
-    return {**values, "curve": {"users": values.pop("users"), "regret": values.pop("regret")}}
+    curve = {"users": values.pop("users"), "regret": values.pop("regret")}
+    return {**values, "curve": curve}
 
 
 def _result_table(results: list[simulation.Result], jobs: list[simulation.Job]) -> Table:
     table = Table(title=_title(jobs[0].experiment), box=None, pad_edge=False, title_justify="left")
-    table.add_column("algorithm")
+    table.add_column("algorithm", no_wrap=True)
     for heading in ("regret", "std. error", "decided", "best arm kept", "users to decision"):
         table.add_column(heading, justify="right")
-    table.add_column("guarantee")
+    table.add_column("guarantee", no_wrap=True)
     for result, job in zip(results, jobs, strict=True):
         own = job.simulate is simulation.private_runs
         to_decision = result.users_to_decision_mean

@@ -1,0 +1,184 @@
+"""Which batch a user goes to, and the random draws behind it. Pure: no Kafka, clock, file or log.
+
+Nothing in an assignment is trusted: every batch's terms are checked against the client's own
+limits before a single draw is made for it (README, "Who sees what"). All randomness is the
+operating system's, drawn in blocks, and forgotten in a forked process.
+"""
+
+import os
+import secrets
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+from stream_app.core.agents import Status
+from stream_app.core.mechanisms import Entropy, Sampler
+from stream_app.core.terms import Limits, Terms, check
+from stream_app.errors import InvalidInput
+from stream_app.messages import Offer
+
+_ID_BYTES = 16
+_BLOCK_BYTES = 8192
+
+
+class Shown(NamedTuple):
+    """What to show a user; with a batch, what to `report` on. A product may store it."""
+
+    arm: str
+    batch_id: str | None
+    report_id: bytes
+
+
+class Draws:
+    """Random bytes in blocks, each used once."""
+
+    __slots__ = ("__weakref__", "_block", "_entropy", "_used")
+
+    def __init__(self, entropy: Entropy = secrets.token_bytes) -> None:
+        self._entropy = entropy
+        self._block, self._used = b"", 0
+        forgets_on_fork(self)
+
+    def take(self, size: int) -> bytes:
+        """The next bytes."""
+        start = self._used
+        if start + size > len(self._block):
+            self._block, start = self._entropy(_BLOCK_BYTES), 0
+        self._used = start + size
+        return self._block[start : start + size]
+
+    def report_id(self) -> bytes:
+        """128 random bits."""
+        return self.take(_ID_BYTES)
+
+    def discard(self) -> None:
+        """Forget what was drawn."""
+        self._block, self._used = b"", 0
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Batch:
+    """A batch whose terms were checked, with the sampler for its noise."""
+
+    batch_id: str
+    terms: Terms
+    size: int
+    sampler: Sampler = field(repr=False)
+
+    def discard(self) -> None:
+        """Forget drawn noise."""
+        self.sampler.discard()
+
+
+@dataclass(slots=True, eq=False)
+class Report:
+    """One user's report, from the choice to the acknowledgement. What it says is never printed."""
+
+    experiment: str
+    batch_id: str
+    arm: str
+    report_id: bytes
+    user: bytes = field(repr=False)
+    deadline_ms: int | None  # None: it leaves when the reward is known
+    batch: Batch | None = field(default=None, repr=False)  # None once it is encoded
+    ones: int | None = field(default=None, repr=False)
+
+    @property
+    def shown(self) -> Shown:
+        """What the user was shown."""
+        return Shown(self.arm, self.batch_id, self.report_id)
+
+
+class Offers:
+    """What the newest assignment offers, as far as this client accepts it."""
+
+    def __init__(
+        self, experiment: str, limits: Limits, entropy: Entropy = secrets.token_bytes
+    ) -> None:
+        self.status: Status | None = None
+        self.serve: str | None = None
+        self.open: dict[str, Batch] = {}
+        self.refused = 0  # how many terms were refused
+        self._experiment, self._limits, self._entropy = experiment, limits, entropy
+        self._draws = Draws(entropy)
+        self._ids: dict[int, str] = {}  # by sequence number
+        self._newest = -1
+        self._refused: set[str] = set()  # of the newest assignment, to count each once
+        self._order: list[Batch] = []
+        self._reach: list[int] = []
+        self._arms: list[str] = []
+
+    def take(self, offer: Offer) -> list[str]:
+        """Follow an assignment; returns why terms were refused, each once. Raises InvalidInput."""
+        if offer.experiment != self._experiment:
+            raise InvalidInput(f"assignment: it is for experiment {offer.experiment[:80]!r}")
+        accepted: dict[str, Batch] = {}
+        refused: dict[str, str] = {}
+        for batch_id, raw in offer.open:
+            try:
+                accepted[batch_id] = self.open.get(batch_id) or self.admit(batch_id, raw)
+            except InvalidInput as error:
+                refused[batch_id] = str(error)
+        reasons = [reason for key, reason in refused.items() if key not in self._refused]
+        self.refused += len(reasons)
+        self._refused = set(refused)
+        self.status, self.serve, self.open = offer.status, offer.serve, accepted
+        self._order = list(accepted.values())
+        self._reach = list(accumulate(batch.size for batch in self._order))
+        self._arms = [batch.terms.arm for batch in self._order] or self._arms
+        return reasons
+
+    def admit(self, batch_id: str, raw: object) -> Batch:
+        """A batch with its sampler, if its terms hold. Raises InvalidInput."""
+        terms = check(batch_id, raw, self._limits)
+        if terms.experiment != self._experiment:
+            raise InvalidInput(f"batch {batch_id[:80]}: its terms are for another experiment")
+        known = self._ids.get(terms.sequence)
+        if known != batch_id and (known is not None or terms.sequence <= self._newest):
+            raise InvalidInput(
+                f"batch {batch_id[:80]}: sequence number {terms.sequence} was used before"
+            )
+        self._ids[terms.sequence] = batch_id
+        self._newest = max(self._newest, terms.sequence)
+        sampler = terms.mechanism.sampler(self._entropy)
+        batch = Batch(batch_id, terms, terms.mechanism.promise.batch_size, sampler)
+        forgets_on_fork(batch)
+        return batch
+
+    def pick(self) -> Batch | None:
+        """One of the open batches at random, by their sizes; None if nobody reports."""
+        if len(self._order) < 2:
+            return self._order[0] if self._order else None
+        # Off from exactly proportional by less than 2**-34: the sizes are at most 1e9.
+        draw = int.from_bytes(self._draws.take(8)) * self._reach[-1] >> 64
+        return self._order[bisect_right(self._reach, draw)]
+
+    def fallback(self) -> str | None:
+        """What to show when no batch is open: the arm to serve, else one that was open before."""
+        if self.serve is not None or not self._arms:
+            return self.serve
+        return secrets.choice(self._arms)
+
+    def report_id(self) -> bytes:
+        """A new report's id."""
+        return self._draws.report_id()
+
+
+# Whatever holds drawn randomness: a child process must not use its parent's.
+_DRAWN: WeakSet[Any] = WeakSet()
+
+
+def forgets_on_fork(holder: Any) -> None:
+    """Have `holder.discard()` called in every forked child."""
+    _DRAWN.add(holder)
+
+
+def _forget(holders: Sequence[Any] | None = None) -> None:
+    for holder in list(_DRAWN) if holders is None else holders:
+        holder.discard()
+
+
+os.register_at_fork(after_in_child=_forget)

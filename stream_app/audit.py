@@ -1,0 +1,195 @@
+"""The checks that anyone can make: `verify` from the public topics, `audit` from the reports too.
+
+The service is a pure function of its log. `verify` checks every sum's terms and certificate and
+folds all sums again (refold.py): the agent's last assignment must come out. `audit` counts every
+released sum again from `reports`, and reads `sums` as an untrusted reader can, with what was
+aborted: a batch has one value, ever. The recount is written apart from the shuffle stage's window
+on purpose. Both only read; differences are given in words, none if all is well.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka import ConsumerRecord, TopicPartition
+from aiokafka.errors import KafkaError
+
+from stream_app import kafka, registry
+from stream_app.config import KafkaSettings
+from stream_app.errors import InvalidInput
+from stream_app.messages import MAX_REPORT_BYTES, Sum, decode_report, decode_sum
+from stream_app.reading import read_partition, read_to_end
+from stream_app.refold import refold
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a check found."""
+
+    experiment: str
+    batches: int  # released sums that were checked
+    reports: int  # reports in them
+    differences: tuple[str, ...]
+    unchecked: tuple[str, ...] = ()
+    sums: tuple[Sum, ...] = field(default=(), repr=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "experiment": self.experiment,
+            "batches": self.batches,
+            "reports": self.reports,
+            "differences": list(self.differences),
+            "unchecked": list(self.unchecked),
+        }
+
+
+async def verify(settings: KafkaSettings, name: str) -> Report:
+    """Check an experiment from `experiments`, `assignments` and `sums`, committed records only."""
+    # The assignment first: all sums that it has folded are on their topic by then.
+    entry = await registry.find(settings, name)
+    records = await _sums(settings, name, committed=True)
+    found = refold(entry, ((record.offset, record.value) for record in records))
+    users = sum(one.terms.mechanism.promise.batch_size for one in found.sums)
+    return Report(name, len(found.sums), users, tuple(found.differences), sums=tuple(found.sums))
+
+
+async def _sums(settings: KafkaSettings, name: str, *, committed: bool) -> list[ConsumerRecord]:
+    """The experiment's sums in the log's order."""
+    partition = kafka.partition_of(name, await kafka.partition_count(settings))
+    key = name.encode()
+    return [
+        record
+        async for records in read_partition(settings, "sums", partition, committed=committed)
+        for record in records
+        if record.key == key
+    ]
+
+
+async def audit(settings: KafkaSettings, name: str) -> Report:
+    """`verify`, then count every sum again from `reports`; needs the right to read them."""
+    verified = await verify(settings, name)
+    released, differences = one_value_each(await _sums(settings, name, committed=False))
+    recounts = {batch_id: _Recount(found) for batch_id, found in released.items()}
+    start = await _recount(settings, name, recounts)
+    unchecked = []
+    for batch_id, recount in recounts.items():
+        wrong = recount.differences()
+        if wrong and recount.sum.first.offset < start:
+            unchecked.append(
+                f"batch {batch_id}: its reports were deleted (it begins at offset "
+                f"{recount.sum.first.offset}, the log at {start})"
+            )
+        else:
+            differences += [f"batch {batch_id}: {line}" for line in wrong]
+    checked = [r for r in recounts.values() if r.complete]
+    return Report(
+        name,
+        len(checked),
+        sum(r.size for r in checked),
+        verified.differences + tuple(differences),
+        tuple(unchecked),
+        verified.sums,
+    )
+
+
+def one_value_each(records: Iterable[ConsumerRecord]) -> tuple[dict[str, Sum], list[str]]:
+    """The first value of each batch, aborted or not, and the batches that show another one."""
+    values: dict[int, bytes] = {}
+    sums: dict[str, Sum] = {}
+    differences = []
+    for record in records:
+        try:
+            found = decode_sum(record.value)
+        except InvalidInput as error:
+            differences.append(f"the sum at offset {record.offset} is not valid: {error}")
+            continue
+        if values.setdefault(found.terms.sequence, record.value) != record.value:
+            differences.append(
+                f"batch {found.batch_id}: another value of it is on the topic, at offset "
+                f"{record.offset}; readers of uncommitted records see both"
+            )
+        sums.setdefault(found.batch_id, found)
+    return sums, differences
+
+
+class _Recount:
+    """One batch, counted again: its first m valid, distinct reports from its first offset on."""
+
+    def __init__(self, found: Sum) -> None:
+        mechanism = found.terms.mechanism
+        self.sum, self.size, self.bits = found, mechanism.promise.batch_size, mechanism.bits
+        self.ids: set[bytes] = set()
+        self.counted = self.total = 0
+        self.first = self.last = -1
+        self.digest = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of its reports were found."""
+        return self.counted == self.size
+
+    def add(self, report_id: bytes, ones: int, offset: int) -> None:
+        """Count a report if it is valid; the ids are dropped with the last one."""
+        if offset < self.sum.first.offset or not 0 <= ones <= self.bits or report_id in self.ids:
+            return
+        self.ids.add(report_id)
+        self.counted += 1
+        self.total += ones
+        self.first, self.last = self.first if self.first >= 0 else offset, offset
+        if self.complete:
+            self.digest = hashlib.sha256(b"".join(sorted(self.ids))).hexdigest()
+            self.ids = set()
+
+    def differences(self) -> list[str]:
+        """What the sum states and its reports do not give."""
+        if not self.complete:
+            return [f"only {self.counted} of its {self.size} reports are on the topic"]
+        return [
+            f"its {what} is {stated}, recomputed {due}"
+            for what, stated, due in (
+                ("total", self.sum.total, self.total),
+                ("digest of ids", self.sum.digest, self.digest),
+                ("first report's offset", self.sum.first.offset, self.first),
+                ("last report's offset", self.sum.last.offset, self.last),
+            )
+            if stated != due
+        ]
+
+
+async def _recount(settings: KafkaSettings, name: str, recounts: dict[str, _Recount]) -> int:
+    """Read `reports` once into the recounts; returns the log's first offset after it."""
+    partition = kafka.partition_of(name, await kafka.partition_count(settings))
+    place = TopicPartition(kafka.topic(settings, "reports"), partition)
+    start = min((r.sum.first.offset for r in recounts.values()), default=0)
+    key, missing = name.encode(), dict(recounts)
+    async with kafka.consumer(settings, committed=False) as consumer:
+        consumer.assign([place])
+        try:
+            async with aclosing(read_to_end(consumer, place, start)) as chunks:
+                async for records in chunks:
+                    _count(records, key, missing)
+                    if not missing:
+                        break
+            return int((await consumer.beginning_offsets([place]))[place])
+        except KafkaError as error:
+            raise kafka.unreachable(settings, error) from None
+
+
+def _count(records: list[ConsumerRecord], key: bytes, missing: dict[str, _Recount]) -> None:
+    """Add a chunk's reports to the recounts that still miss some."""
+    for record in records:
+        value = record.value
+        if record.key != key or value is None or len(value) > MAX_REPORT_BYTES:
+            continue
+        try:
+            batch_id, report_id, ones = decode_report(value)
+            recount = missing.get(batch_id)
+        except (ValueError, KeyError, TypeError):
+            continue
+        if recount is not None:
+            recount.add(report_id, ones, record.offset)
+            if recount.complete:
+                del missing[batch_id]
