@@ -21,10 +21,10 @@ kafka: install ## fetch the local Kafka (needs Java 17 and Maven; installs them 
 	@deploy/kafka/ensure-java
 	@$(BIN)/shufflebandit broker --fetch-only
 
-demo: install ## run the whole thing with a live view; ARGS="--preset vb-sdp-ae" for the paper's own algorithm
-	@$(BIN)/shufflebandit simulate deploy/experiments/five-arms.toml --preset optimal --preset kl-ucb --preset vb-sdp-ae --baseline elimination --runs 50 $(ARGS)
+demo: kafka ## run the whole thing with a live view; ARGS="--preset vb-sdp-ae" for the paper's own algorithm
+	@$(BIN)/shufflebandit demo $(ARGS)
 
-test: install lint ## lint, then run every test
+test: kafka lint ## lint, then run every test
 	$(BIN)/pytest --cov=stream_app.core --cov-report=term --cov-fail-under=95 $(ARGS)
 
 lint: install ## ruff, mypy, import-linter

@@ -25,11 +25,11 @@ _BLOCK_BYTES = 8192
 
 
 class Shown(NamedTuple):
-    """What to show a user; with a batch, what to `report` on. A product may store it."""
+    """What to show a user, and what to `report` on. A product may store it."""
 
     arm: str
-    batch_id: str | None
-    report_id: bytes
+    batch_id: str  # empty: nobody reports on it
+    report_id: bytes = b""
 
 
 class Draws:
@@ -65,8 +65,15 @@ class Batch:
 
     batch_id: str
     terms: Terms
-    size: int
     sampler: Sampler = field(repr=False)
+    # Of the terms, at hand for every choice.
+    arm: str = field(init=False)
+    size: int = field(init=False)
+    attribution_ms: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.arm, self.attribution_ms = self.terms.arm, self.terms.attribution_ms
+        self.size = self.terms.mechanism.promise.batch_size
 
     def discard(self) -> None:
         """Forget drawn noise."""
@@ -78,18 +85,11 @@ class Report:
     """One user's report, from the choice to the acknowledgement. What it says is never printed."""
 
     experiment: str
-    batch_id: str
-    arm: str
-    report_id: bytes
+    shown: Shown
     user: bytes = field(repr=False)
     deadline_ms: int | None  # None: it leaves when the reward is known
     batch: Batch | None = field(default=None, repr=False)  # None once it is encoded
     ones: int | None = field(default=None, repr=False)
-
-    @property
-    def shown(self) -> Shown:
-        """What the user was shown."""
-        return Shown(self.arm, self.batch_id, self.report_id)
 
 
 class Offers:
@@ -128,23 +128,37 @@ class Offers:
         self.status, self.serve, self.open = offer.status, offer.serve, accepted
         self._order = list(accepted.values())
         self._reach = list(accumulate(batch.size for batch in self._order))
-        self._arms = [batch.terms.arm for batch in self._order] or self._arms
+        self._arms = [batch.arm for batch in self._order] or self._arms
         return reasons
 
     def admit(self, batch_id: str, raw: object) -> Batch:
-        """A batch with its sampler, if its terms hold. Raises InvalidInput."""
+        """A batch whose terms hold, under a new sequence number. Raises InvalidInput."""
+        terms = self._checked(batch_id, raw)
+        if self._ids.get(terms.sequence) != batch_id and terms.sequence <= self._newest:
+            raise InvalidInput(
+                f"batch {batch_id[:80]}: sequence number {terms.sequence} is not a new one"
+            )
+        self._newest = max(self._newest, terms.sequence)
+        return self._batch(batch_id, terms)
+
+    def readmit(self, batch_id: str, raw: object) -> Batch:
+        """A batch of an earlier run; the newest assignment may list older ones than this."""
+        return self._batch(batch_id, self._checked(batch_id, raw))
+
+    def _checked(self, batch_id: str, raw: object) -> Terms:
         terms = check(batch_id, raw, self._limits)
         if terms.experiment != self._experiment:
             raise InvalidInput(f"batch {batch_id[:80]}: its terms are for another experiment")
-        known = self._ids.get(terms.sequence)
-        if known != batch_id and (known is not None or terms.sequence <= self._newest):
+        if self._ids.get(terms.sequence, batch_id) != batch_id:
             raise InvalidInput(
-                f"batch {batch_id[:80]}: sequence number {terms.sequence} was used before"
+                f"batch {batch_id[:80]}: sequence number {terms.sequence} has other terms already"
             )
+        return terms
+
+    def _batch(self, batch_id: str, terms: Terms) -> Batch:
         self._ids[terms.sequence] = batch_id
-        self._newest = max(self._newest, terms.sequence)
         sampler = terms.mechanism.sampler(self._entropy)
-        batch = Batch(batch_id, terms, terms.mechanism.promise.batch_size, sampler)
+        batch = Batch(batch_id, terms, sampler)
         forgets_on_fork(batch)
         return batch
 

@@ -1,21 +1,50 @@
 """The command line: gathers the commands and turns errors into one line and an exit code."""
 
+import importlib
 import sys
 
 import click
 
-from stream_app.commands import privacy, simulate
 from stream_app.errors import ShufflebanditError
 
+# Every command and the module it is in; modules are imported when their command is asked for,
+# since some (faust, scipy) take long.
+COMMANDS = {
+    "audit": "checks",
+    "broker": "broker",
+    "calibrate": "privacy",
+    "certify": "privacy",
+    "demo": "demo",
+    "experiment": "experiment",
+    "run": "run",
+    "simulate": "simulate",
+    "top": "top",
+    "topics": "topics",
+    "users": "users",
+    "verify": "checks",
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+class _Lazy(click.Group):
+    """A group that imports a command when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"stream_app.commands.{COMMANDS[cmd_name]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+
+@click.group(
+    cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="shufflebandit")
 def cli() -> None:
     """Private bandits in the shuffle model: pick the best arm from clicks that nobody may see."""
-
-
-for command in (privacy.calibrate, privacy.certify, simulate.simulate):
-    cli.add_command(command)
 
 
 def main() -> None:

@@ -22,7 +22,11 @@ _SILENT_S = 15.0
 
 
 async def read_to_end(
-    consumer: AIOKafkaConsumer, partition: TopicPartition, start: int | None = None
+    consumer: AIOKafkaConsumer,
+    partition: TopicPartition,
+    start: int | None = None,
+    *,
+    silent_s: float = _SILENT_S,
 ) -> AsyncGenerator[list[ConsumerRecord], None]:
     """All records from `start` (None: the oldest) to the end as of this call, and perhaps newer.
 
@@ -47,8 +51,8 @@ async def read_to_end(
         waited = time.monotonic() - since
         if waited > _EMPTY_S and consumer.last_poll_timestamp(partition) != answered:
             return
-        if waited > _SILENT_S:
-            raise KafkaTimeoutError(f"{partition.topic}: no answer for {_SILENT_S:.0f} s")
+        if waited > silent_s:
+            raise KafkaTimeoutError(f"{partition.topic}: no answer for {silent_s:.0f} s")
 
 
 async def read_partition(

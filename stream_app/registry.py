@@ -146,16 +146,15 @@ async def _write(
     producer: AIOKafkaProducer, settings: KafkaSettings, partition: int, definition: Definition
 ) -> None:
     name = definition.experiment.name
+    place = TopicPartition(kafka.topic(settings, "experiments"), partition)
     try:
         async with asyncio.timeout(_WRITE_TIMEOUT_S):
             await producer.begin_transaction()
-            await producer.send_and_wait(
-                kafka.topic(settings, "experiments"),
-                definition.encode(),
-                key=name.encode(),
-                partition=partition,
+            sent = await producer.send_and_wait(
+                place.topic, definition.encode(), key=name.encode(), partition=partition
             )
             await producer.commit_transaction()
+            await _until_visible(settings, place, sent.offset)
     except ProducerFenced:
         raise Unavailable(
             f"experiment {name!r}: another command writes it at the same time; "
@@ -163,6 +162,13 @@ async def _write(
         ) from None
     except (KafkaError, TimeoutError) as error:
         raise kafka.unreachable(settings, error) from None
+
+
+async def _until_visible(settings: KafkaSettings, place: TopicPartition, offset: int) -> None:
+    """A commit returns before its marker is in the log, and readers see the record only then."""
+    async with kafka.consumer(settings) as consumer:
+        while (await consumer.end_offsets([place]))[place] <= offset:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def _read(settings: KafkaSettings, partitions: range | list[int]) -> dict[str, Entry]:

@@ -1,0 +1,243 @@
+"""What a product embeds: choose what a user sees, report what happened.
+
+    async with Client(settings, "banners", store=FileStore("reports.journal")) as client:
+        shown = client.choose(user)     # never waits for the network
+        ...
+        client.report(shown, reward)    # from 0 to 1; nothing of it leaves without noise
+
+A user reports once per experiment, ever, and only within the budget. With an attribution window
+the report leaves when that ends, whatever happened, as 0 if no reward came; without one it leaves
+at `report`, which must then be called for every user, whatever happened. A report whose batch has
+closed meanwhile is sent all the same: it is dropped as late, and whether one is sent depends on
+time only. Rewards and counts of ones are in no log line, repr or exception.
+
+Call everything from the event loop's thread, and make one client per process.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Self
+
+from producers.choice import Batch, Shown
+from producers.desk import Counts, Desk
+from producers.link import KafkaLink, Link
+from producers.store import Budget, Store
+from stream_app.config import Settings
+from stream_app.core.agents import Status
+from stream_app.errors import InvalidInput, Unavailable
+from stream_app.messages import encode_report
+
+log = logging.getLogger("shufflebandit.client")
+
+_LINGER_S = 0.005
+_MOST_AT_ONCE = 20_000  # reports in one sending
+_MOST_SLEEP_S = 10.0  # a changed wall clock is noticed within this
+_CLOSE_S = 5.0
+_FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 5.0
+
+
+class Client:
+    """The client of one experiment."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        experiment: str,
+        *,
+        store: Store,
+        budget: Budget | None = None,
+        max_waiting: int = 1_000_000,
+        link: Link | None = None,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.experiment = experiment
+        self._settings, self._store = settings, store
+        self._link = link or KafkaLink(settings.kafka, experiment)
+        self._desk = Desk(
+            experiment, settings.limits, store, budget or Budget(), max_waiting, clock_ms
+        )
+        self._wake = asyncio.Event()
+        self._desk.wake = self._wake.set
+        self._flushing = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._troubles: set[str] = set()  # said, and not over yet
+
+    def choose(self, user: str) -> Shown:
+        """What to show the user; the same again while their report waits."""
+        return self._desk.choose(user)
+
+    def report(self, shown: Shown, reward: float) -> bool:
+        """Take a user's reward, from 0 to 1; False if it cannot count (no batch, late, twice)."""
+        return self._desk.report(shown, reward)
+
+    @property
+    def status(self) -> Status | None:
+        """Where the experiment stands; None before its first assignment."""
+        return self._desk.offers.status
+
+    @property
+    def serve(self) -> str | None:
+        """The arm to serve once nothing is collected."""
+        return self._desk.offers.serve
+
+    @property
+    def open(self) -> dict[str, Batch]:
+        """The open batches that this client reports to."""
+        return self._desk.offers.open
+
+    @property
+    def waiting(self) -> int:
+        """Users bound to a batch whose report is not acknowledged yet."""
+        return len(self._desk.waiting)
+
+    @property
+    def leaving(self) -> int:
+        """Reports whose time has come and that are not acknowledged yet."""
+        return len(self._desk.leaving)
+
+    @property
+    def counts(self) -> Counts:
+        """What the client did."""
+        return self._desk.counts
+
+    @property
+    def refused_terms(self) -> int:
+        """How many batches were refused for their terms."""
+        return self._desk.offers.refused
+
+    async def __aenter__(self) -> Self:
+        """Connect and wait for the first assignment. Raises Unavailable, ConfigurationError."""
+        await self._link.open()
+        try:
+            for reason in self._desk.restore():
+                log.warning("%s: a waiting report is given up: %s", self.experiment, reason)
+            self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._send())]
+            wait_s = self._settings.kafka.connect_timeout_s
+            if self.status is None and not await self.changed(wait_s) and self.status is None:
+                raise Unavailable(
+                    f"experiment {self.experiment!r}: no assignment for it within {wait_s:g} s; "
+                    "see shufflebandit experiment list, and that the service runs: "
+                    "shufflebandit run"
+                )
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Send what is due within 5 s; the rest stays in the store."""
+        try:
+            with contextlib.suppress(TimeoutError, Unavailable):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self.flush()
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._link.close()
+        await asyncio.to_thread(self._store.sync)
+
+    async def changed(self, timeout_s: float) -> bool:
+        """Wait for the next assignment; False if none came in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+                return True
+        return False
+
+    async def flush(self) -> None:
+        """Send all that is due, and return once it is acknowledged. Raises Unavailable, OSError.
+
+        A report is durable in the store before it leaves, so no crash can make its noise be drawn
+        again; after a failure the same bytes are sent.
+        """
+        desk = self._desk
+        async with self._flushing:
+            desk.due()
+            while desk.leaving:
+                reports = desk.leaving[:_MOST_AT_ONCE]
+                await asyncio.to_thread(self._store.sync)
+                await self._link.send(
+                    [
+                        encode_report(r.shown.batch_id, r.shown.report_id, r.ones or 0)
+                        for r in reports
+                    ]
+                )
+                del desk.leaving[: len(reports)]
+                desk.end(reports)
+                desk.counts.sent += len(reports)
+
+    async def drain(self) -> None:
+        """Return once every report that waits for its deadline is acknowledged."""
+        while True:
+            due_s = self._desk.next_due_s()
+            if due_s is None and not self.leaving:
+                return
+            await asyncio.sleep(min(due_s or 0.0, _MOST_SLEEP_S) + _LINGER_S)
+
+    async def _send(self) -> None:
+        """Send whatever is due, for ever; the store keeps it while Kafka or the disk is away."""
+        backoff = _FIRST_BACKOFF_S
+        while True:
+            await self._until_due()
+            try:
+                await self.flush()
+            except (Unavailable, OSError) as error:
+                self._trouble("send", f"reports wait ({error}); choosing goes on")
+                await asyncio.sleep(backoff)
+                backoff = min(2 * backoff, _LAST_BACKOFF_S)
+            else:
+                backoff = _FIRST_BACKOFF_S
+                self._over("send", "reports are sent again")
+
+    async def _until_due(self) -> None:
+        if not self.leaving:
+            due_s = self._desk.next_due_s()
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_MOST_SLEEP_S if due_s is None else due_s):
+                    await self._wake.wait()
+        await asyncio.sleep(_LINGER_S)
+
+    async def _follow(self) -> None:
+        """Follow the assignments, for ever; the last one stands while Kafka is away."""
+        backoff = _FIRST_BACKOFF_S
+        while True:
+            try:
+                async for value in self._link.follow():
+                    self._take(value)
+                    backoff = _FIRST_BACKOFF_S
+                    self._over("follow", "assignments are read again")
+            except Unavailable as error:
+                self._trouble("follow", f"the last assignment stands ({error})")
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, _LAST_BACKOFF_S)
+
+    def _take(self, value: bytes | None) -> None:
+        try:
+            for reason in self._desk.follow(value):
+                log.warning("%s: terms refused, nobody reports to it: %s", self.experiment, reason)
+        except InvalidInput as error:
+            self._trouble("assignment", f"an assignment is ignored ({error})")
+            return
+        self._over("assignment", "assignments can be used again")
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _trouble(self, kind: str, text: str) -> None:
+        """Say it once."""
+        if kind not in self._troubles:
+            self._troubles.add(kind)
+            log.warning("%s: %s", self.experiment, text)
+
+    def _over(self, kind: str, text: str) -> None:
+        if kind in self._troubles:
+            self._troubles.remove(kind)
+            log.info("%s: %s", self.experiment, text)

@@ -1,0 +1,212 @@
+"""Who is bound to which batch, and which reports are due: the client without its network.
+
+Synchronous: `choose`, `report` and `due` decide, the client sends. Time and memory are given from
+outside. What a report says is decided once, by `report` before the deadline, or as 0 at it.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from producers.choice import Batch, Offers, Report, Shown, forgets_on_fork
+from producers.store import Budget, Saved, Spent, Store
+from stream_app.core.terms import Limits
+from stream_app.errors import ConfigurationError, IllegalTransition, InvalidInput, Unavailable
+from stream_app.messages import decode_offer
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a client did; nothing here depends on a reward."""
+
+    chosen: int = 0  # users bound to a batch
+    sent: int = 0  # reports acknowledged
+    repeated: int = 0  # choices for a user who has reported
+    over_budget: int = 0  # choices for a user who has spent the budget
+    full: int = 0  # choices while too many reports wait
+    late: int = 0  # rewards after the deadline, given twice, or for no batch
+
+
+class Desk:
+    """The bookkeeping of one experiment's client."""
+
+    def __init__(
+        self,
+        experiment: str,
+        limits: Limits,
+        store: Store,
+        budget: Budget,
+        max_waiting: int,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self.counts = Counts()
+        self.experiment = experiment
+        self.offers = Offers(experiment, limits)
+        self.waiting: dict[bytes, Report] = {}  # by report id
+        self.leaving: list[Report] = []  # encoded, and their time has come
+        self.wake: Callable[[], None] = lambda: None  # called when there is more to do
+        self._store, self._budget, self._max_waiting = store, budget, max_waiting
+        self._clock_ms = clock_ms
+        self._by_user: dict[bytes, Report] = {}
+        self._deadlines: list[tuple[int, int, Report]] = []  # a heap
+        self._numbers = itertools.count()
+        self._affordable: dict[tuple[Spent, Batch], bool] = {}
+        self._forked = False
+        forgets_on_fork(self)
+
+    def discard(self) -> None:
+        """In a forked child: connections, file and reports are the parent's."""
+        self._forked = True
+
+    def choose(self, user: str) -> Shown:
+        """What to show the user; the same again while their report waits."""
+        if self._forked:
+            raise IllegalTransition("this client was made before a fork; make one per process")
+        tag = self._store.tag(user)
+        waiting = self._by_user.get(tag)
+        if waiting is not None:
+            return waiting.shown
+        batch = self.offers.pick()
+        if batch is None:
+            return Shown(self._fallback(), "")
+        if not self._may_report(tag, batch):
+            return Shown(batch.arm, "")
+        window = batch.attribution_ms
+        deadline = self._clock_ms() + window if window else None
+        shown = Shown(batch.arm, batch.batch_id, self.offers.report_id())
+        report = Report(self.experiment, shown, tag, deadline, batch)
+        self._store.chosen(report)
+        self._keep(report)
+        self.counts.chosen += 1
+        return shown
+
+    def report(self, shown: Shown, reward: float) -> bool:
+        """Take a user's reward, from 0 to 1; False if it cannot count (no batch, late, twice)."""
+        if not 0 <= reward <= 1:
+            raise ConfigurationError("reward: must be a number from 0 to 1")
+        if self._forked:
+            raise IllegalTransition("this client was made before a fork; make one per process")
+        report = self.waiting.get(shown.report_id)
+        if report is None or report.batch is None:
+            self.counts.late += 1
+            return False
+        if report.deadline_ms is not None and self._clock_ms() >= report.deadline_ms:
+            self.counts.late += 1
+            return False
+        self._encode(report, report.batch, reward)
+        if report.deadline_ms is None:
+            self._leave(report)
+        return True
+
+    def follow(self, value: bytes | None) -> list[str]:
+        """Take the newest assignment; returns why terms were refused. Raises InvalidInput."""
+        reasons = self.offers.take(decode_offer(value))
+        self._affordable.clear()
+        # Without a window nobody can tell when a reward comes: give up with the batch.
+        self.end(
+            [
+                report
+                for report in self.waiting.values()
+                if report.deadline_ms is None
+                and report.batch is not None
+                and report.shown.batch_id not in self.offers.open
+            ]
+        )
+        return reasons
+
+    def due(self) -> None:
+        """Move the reports whose deadline has come to `leaving`; without a reward, as 0."""
+        now = self._clock_ms()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            report = heapq.heappop(self._deadlines)[2]
+            if report.batch is not None:
+                self._encode(report, report.batch, 0)
+            self._leave(report)
+
+    def next_due_s(self) -> float | None:
+        """Seconds until the next deadline; None if no report waits for one."""
+        if not self._deadlines:
+            return None
+        return max(0.0, (self._deadlines[0][0] - self._clock_ms()) / 1000)
+
+    def end(self, reports: Sequence[Report]) -> None:
+        """Forget reports that were acknowledged or given up."""
+        if not reports:
+            return
+        for report in reports:
+            del self.waiting[report.shown.report_id]
+            if report.user:
+                del self._by_user[report.user]
+        self._store.ended(reports)
+
+    def restore(self) -> list[str]:
+        """Take up the reports of an earlier run; returns why some were given up."""
+        reasons: list[str] = []
+        batches: dict[str, Batch] = {}
+        for saved in self._store.unsent(self.experiment):
+            report = _restored(self.experiment, saved)
+            try:
+                if saved.ones is None:
+                    report.batch = batches.get(saved.batch_id) or self.offers.readmit(
+                        saved.batch_id, saved.terms
+                    )
+                    batches[saved.batch_id] = report.batch
+            except InvalidInput as error:
+                reasons.append(str(error))
+                self._store.ended([report])
+                continue
+            self._keep(report)
+            if report.deadline_ms is None and report.ones is not None:
+                self._leave(report)
+        return reasons
+
+    def _fallback(self) -> str:
+        arm = self.offers.fallback()
+        if arm is None:
+            raise Unavailable(
+                f"experiment {self.experiment!r}: nothing in its assignment can be used; "
+                "see the log for why its terms were refused"
+            )
+        return arm
+
+    def _may_report(self, tag: bytes, batch: Batch) -> bool:
+        if len(self.waiting) >= self._max_waiting:
+            self.counts.full += 1
+            return False
+        spent = self._store.spent(tag)
+        if self.experiment in spent.experiments:
+            self.counts.repeated += 1
+            return False
+        # Many users share a history, so this is nearly always known.
+        affordable = self._affordable.get((spent, batch))
+        if affordable is None:
+            affordable = self._budget.allows(spent, batch.terms.mechanism.promise)
+            self._affordable[spent, batch] = affordable
+        if not affordable:
+            self.counts.over_budget += 1
+        return affordable
+
+    def _encode(self, report: Report, batch: Batch, reward: float) -> None:
+        report.ones = batch.sampler.encode(reward)
+        report.batch = None
+        self._store.encoded(report)
+
+    def _keep(self, report: Report) -> None:
+        self.waiting[report.shown.report_id] = report
+        if report.user:
+            self._by_user[report.user] = report
+        if report.deadline_ms is not None:
+            heapq.heappush(self._deadlines, (report.deadline_ms, next(self._numbers), report))
+            if self._deadlines[0][2] is report:
+                self.wake()
+
+    def _leave(self, report: Report) -> None:
+        self.leaving.append(report)
+        if len(self.leaving) == 1:
+            self.wake()
+
+
+def _restored(experiment: str, saved: Saved) -> Report:
+    shown = Shown(saved.arm, saved.batch_id, saved.report_id)
+    return Report(experiment, shown, saved.user, saved.deadline_ms, ones=saved.ones)

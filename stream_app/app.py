@@ -1,0 +1,228 @@
+"""The service: a faust application around the stages, built from settings and roles.
+
+faust runs the worker's life: the stages are its services, the monitor's agents and web pages are
+its own. It opens no Kafka connection itself: its consumer needs a group, reads uncommitted
+records, and cannot be stopped while Kafka is away (measured: it hung for more than 60 s). The
+monitor's records come to the agents through channels instead; see `monitor.Reader`.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from itertools import chain
+from typing import Any, Protocol
+
+import faust
+import mode
+import uvloop
+from aiohttp.web import AppRunner
+from faust.app import BootStrategy
+from faust.web.base import BlueprintManager
+
+from stream_app import kafka, logs, monitor
+from stream_app.config import MonitorSettings, Settings
+from stream_app.errors import Unavailable
+from stream_app.logs import log
+from stream_app.stages import elimination, shuffle
+
+# A stop takes 5 s at most: so long for the stages, then for the rest, then by force. Nothing is
+# lost by force: what matters is in Kafka's log.
+STAGE_STOP_S = 4.2
+STOP_S = 4.7
+# Of the services: their own starts and stops are no news.
+_QUIET = logging.getLogger("mode.part")
+
+
+class Role(StrEnum):
+    """What a worker does."""
+
+    SHUFFLE = "shuffle"
+    AGENT = "agent"
+    MONITOR = "monitor"
+
+
+class Runs(Protocol):
+    """Something that runs until it is told to stop."""
+
+    async def run(self, stop: asyncio.Event, /) -> None:
+        """Returns soon after `stop` is set; whatever it raises is a bug."""
+
+
+class Part(mode.Service):
+    """One part of the worker; if it fails or ends by itself, the whole worker ends.
+
+    All parts of a worker share `stop`, so that they end side by side.
+    """
+
+    logger = _QUIET
+
+    def __init__(self, name: str, runs: Runs, stop: asyncio.Event) -> None:
+        super().__init__()
+        self.name, self._runs, self._stop = name, runs, stop
+
+    async def on_start(self) -> None:
+        """Begin to run."""
+        self._work = asyncio.ensure_future(self._runs.run(self._stop))
+
+    @mode.Service.task
+    async def _watch(self) -> None:
+        await asyncio.wait({self._work})
+        if not self._stop.is_set():
+            error = self._work.exception() or RuntimeError("ended by itself")
+            log.critical("%s: failed, the worker stops: %s", self.name, logs.describe(error))
+            await self.crash(error)
+
+    async def on_stop(self) -> None:
+        """Tell it to stop, wait, and cut it off if it does not."""
+        self._stop.set()
+        await asyncio.wait({self._work}, timeout=STAGE_STOP_S)
+        self._work.cancel()
+
+
+class _Boot(BootStrategy):
+    """Agents and web server only."""
+
+    enable_kafka = False
+    enable_sensors = False
+
+
+class _Options(faust.Settings):
+    """faust's settings as they are given here: its variables (WEB_PORT) would override them."""
+
+    def getenv(self, env_name: str) -> Any:
+        """Nothing comes from the environment."""
+
+
+class App(faust.App):
+    """A faust application of parts, without Kafka, tables, folders and variables of its own."""
+
+    BootStrategy = _Boot
+    Settings = _Options
+    logger = _QUIET
+    parts: tuple[Part, ...] = ()
+
+    def runs(self, runs: Mapping[Role, Runs]) -> None:
+        """What it runs, by role."""
+        stop = asyncio.Event()
+        self.parts = tuple(Part(str(role), part, stop) for role, part in runs.items())
+
+    def on_init_dependencies(self) -> Iterable[Any]:
+        """The parts start last, when the agents listen, and stop first."""
+        return chain(super().on_init_dependencies(), self.parts)
+
+    async def on_first_start(self) -> None:
+        """There are no tables, so no folders are made for them."""
+
+    async def on_start(self) -> None:
+        """Let the agents' channels flow: faust waits for its tables first, and there are none."""
+        await super().on_start()
+        self.flow_control.resume()
+
+
+def build(settings: Settings, roles: frozenset[Role]) -> App:
+    """The application for these roles. Needs a running event loop."""
+    app = App(
+        "shufflebandit",
+        autodiscover=False,
+        topic_disable_leader=True,
+        topic_allow_declare=False,
+        store="memory://",
+        web_enabled=Role.MONITOR in roles,
+        web_bind=settings.monitor.host,
+        web_host=settings.monitor.host,
+        web_port=settings.monitor.port,
+    )
+    runs: dict[Role, Runs] = {}
+    if Role.SHUFFLE in roles:
+        runs[Role.SHUFFLE] = shuffle.make_runner(settings)
+    if Role.AGENT in roles:
+        runs[Role.AGENT] = elimination.make_runner(settings)
+    if Role.MONITOR in roles:
+        runs[Role.MONITOR] = _monitor(app, settings)
+    app.runs(runs)
+    return app
+
+
+def _monitor(app: App, settings: Settings) -> Runs:
+    # Without faust's own pages (router, tables), and without its wait of 60 s for open requests.
+    web: Any = app.web
+    web.blueprints = BlueprintManager()
+    web._runner = AppRunner(web.web_app, access_log=None, shutdown_timeout=0.5)
+    return monitor.attach(app, settings.kafka)
+
+
+class _Worker(faust.Worker):
+    """faust's worker without its signal handlers, banner and logging."""
+
+    def __init__(self, app: App) -> None:
+        super().__init__(app, quiet=True, override_logging=False, redirect_stdouts=False)
+        self.spinner = None
+        self._parts = app.parts
+
+    def install_signal_handlers(self) -> None:
+        """`serve` has its own."""
+
+    async def on_startup_finished(self) -> None:
+        """All parts run."""
+        log.info("running: %s", ", ".join(part.name for part in self._parts))
+
+
+def check_port(settings: MonitorSettings) -> None:
+    """Raises Unavailable if the monitor could not listen."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            raise Unavailable(
+                f"monitor.port = {settings.port}: cannot listen on {settings.host}: "
+                f"{error.strerror}; choose another with --web-port, or run without the monitor "
+                "role: --roles shuffle,agent"
+            ) from None
+
+
+def serve(settings: Settings, roles: frozenset[Role]) -> int:
+    """Run a worker until SIGTERM or SIGINT; returns the exit code. Raises if it cannot start."""
+    logs.setup()
+    if Role.MONITOR in roles:
+        check_port(settings.monitor)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings, roles))
+
+
+async def _serve(settings: Settings, roles: frozenset[Role]) -> int:
+    asked = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    stop = asyncio.ensure_future(asked.wait())
+    check = asyncio.ensure_future(kafka.partition_count(settings.kafka))
+    await asyncio.wait({check, stop}, return_when=asyncio.FIRST_COMPLETED)
+    if not check.done():
+        check.cancel()
+        return 0
+    check.result()
+    return await run_worker(build(settings, roles), stop)
+
+
+async def run_worker(app: App, stop: asyncio.Future[Any]) -> int:
+    """Run the application until `stop` is done or a part fails; returns the exit code."""
+    worker = _Worker(app)
+    start = asyncio.ensure_future(worker.start())
+    await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
+    code = 1 if start.done() else 0
+    force = threading.Timer(STOP_S, os._exit, (code,))
+    force.daemon = True
+    force.start()
+    if code == 0:
+        log.info("stopping")
+    await worker.stop()
+    if start.done():
+        start.result()
+    start.cancel()
+    return code

@@ -1,0 +1,240 @@
+"""`demo`: the whole service on a local Kafka, with simulated users and a live view."""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from producers.live import Outcome, run_users
+from stream_app import audit, kafka, registry
+from stream_app.broker import LocalBroker, free_port
+from stream_app.commands.checks import audited, verified
+from stream_app.commands.output import console
+from stream_app.config import KafkaSettings, Settings, resolve
+from stream_app.core import simulation
+from stream_app.core.baselines import BASELINES
+from stream_app.core.experiment import PRESETS, Experiment, Guarantee
+from stream_app.core.mechanisms import plain
+from stream_app.errors import CheckFailed, Unavailable
+from stream_app.monitor import Reader, View
+from stream_app.supervisor import complaints, end, supervised
+from stream_app.terminal import headline, render
+
+# Five banners; the best is better by .05.
+_DEMO: dict[str, Any] = {
+    "name": "demo",
+    "arms": ["spring", "summer", "autumn", "winter", "plain"],
+    "privacy": {"epsilon": 0.5, "delta": 1e-6},
+    "simulation": {"means": [0.75, 0.70, 0.60, 0.60, 0.60]},
+}
+_RUNS = 50
+
+
+@click.command()
+@click.option("--preset", type=click.Choice(list(PRESETS)), default="optimal", show_default=True)
+@click.option(
+    "--order",
+    type=click.Choice(["sequential", "interleaved"]),
+    default="interleaved",
+    show_default=True,
+)
+@click.option("--horizon", type=click.IntRange(1000), default=100_000, show_default=True)
+@click.option("--rate", type=float, help="Users per second. Default: as many as it takes.")
+def demo(preset: str, order: str, horizon: int, rate: float | None) -> None:
+    """Run everything once: local Kafka, service, simulated users, live view, checks."""
+    raw = {**_DEMO, "horizon": horizon, "agent": {"preset": preset, "order": order}}
+    experiment = resolve(raw, "demo")
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    out = console()
+    with _steps(out) as step:
+        step("local Kafka")
+        with LocalBroker() as broker, tempfile.TemporaryDirectory() as folder:
+            settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
+            step("topics")
+            asyncio.run(kafka.create_topics(settings.kafka, 4, 1))
+            step("service")
+            port = free_port()
+            with _service(settings, port, Path(folder)) as alive:
+                asyncio.run(_play(settings, experiment, rate, port, out, alive))
+
+
+@contextlib.contextmanager
+def _steps(out: Console) -> Iterator[Any]:
+    started = time.monotonic()
+    yield lambda name: out.print(f"[dim]{time.monotonic() - started:5.1f} s[/]  starting {name}")
+
+
+@contextlib.contextmanager
+def _service(settings: Settings, port: int, folder: Path) -> Iterator[Any]:
+    """The service as a process of its own, as an operator would run it."""
+    log = folder / "service.log"
+    command = [sys.executable, "-m", "stream_app", "run", "--web-port", str(port)]
+    process = supervised([*command, "--bootstrap", settings.kafka.bootstrap], log)
+
+    def alive() -> None:
+        if process.poll() is not None:
+            raise Unavailable(f"the service ended by itself: {complaints(log)[-1]}")
+
+    try:
+        yield alive
+    finally:
+        end(process, 5)
+
+
+async def _play(
+    settings: Settings,
+    experiment: Experiment,
+    rate: float | None,
+    port: int,
+    out: Console,
+    alive: Any,
+) -> None:
+    await registry.create(settings.kafka, experiment)
+    out.print(f"live: http://127.0.0.1:{port}/api/experiments/{experiment.name}")
+    view, outcome = View(), Outcome()
+
+    def progress(newest: Outcome) -> None:
+        nonlocal outcome
+        outcome = newest
+
+    async with following(settings.kafka, view):
+        users = asyncio.ensure_future(
+            run_users(
+                settings, experiment.name, rate=rate, progress=progress, experiment=experiment
+            )
+        )
+        try:
+            await _watch(view, experiment.name, users, lambda: outcome, out, alive)
+        finally:
+            users.cancel()
+        outcome = users.result()
+        shown = await _final(view, experiment.name)
+    _summary(out, experiment, shown, outcome)
+    await _checks(out, settings.kafka, experiment.name)
+
+
+async def _watch(
+    view: View, name: str, users: asyncio.Task[Outcome], newest: Any, out: Console, alive: Any
+) -> None:
+    """The live view until the users are done: redrawn on a terminal, else a line per phase."""
+    started, phase = time.monotonic(), None
+    with (
+        Live(console=out, auto_refresh=False)
+        if out.is_terminal
+        else contextlib.nullcontext() as live
+    ):
+        while not users.done():
+            await asyncio.wait({users}, timeout=0.2)
+            alive()
+            shown = view.snapshot(name)
+            if shown is None:
+                continue
+            rate = newest().reports / (time.monotonic() - started)
+            if live is not None:
+                live.update(render(shown, f"{rate:,.0f} reports per second"), refresh=True)
+            elif shown["phase"] != phase:
+                out.print(headline(shown))
+            phase = shown["phase"]
+
+
+async def _final(view: View, name: str) -> dict[str, Any]:
+    """The view once it has seen the end."""
+    async with asyncio.timeout(10):
+        while True:
+            shown = view.snapshot(name)
+            if shown is not None and shown["state"] != "running":
+                return shown
+            await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def following(settings: KafkaSettings, view: View) -> AsyncIterator[None]:
+    """Keep a view current from the public topics."""
+
+    class Assignments:
+        async def send(self, value: Any) -> None:
+            for record in value:
+                view.assignment(record.value)
+
+    class Sums:
+        async def send(self, value: Any) -> None:
+            for record in value:
+                view.sum(record.value, record.timestamp)
+
+    halt = asyncio.Event()
+    reader = Reader(settings, {"assignments": Assignments(), "sums": Sums()})
+    task = asyncio.ensure_future(reader.run(halt))
+    try:
+        yield
+    finally:
+        halt.set()
+        await task
+
+
+def _summary(out: Console, experiment: Experiment, shown: dict[str, Any], outcome: Outcome) -> None:
+    out.print()
+    out.print(render(shown))
+    verdict = {
+        "decided": f"Winner: {shown['serve']}",
+        "exhausted": f"Undecided when the horizon ended; leader: {shown['serve']}",
+    }[shown["state"]]
+    means = dict(zip(experiment.arms, _DEMO["simulation"]["means"], strict=True))
+    left = max(0, experiment.horizon - outcome.users)
+    regret = outcome.regret + left * (max(means.values()) - means[shown["serve"]])
+    out.print(
+        f"{verdict}, after {outcome.users:,} users, {shown['users']:,} of them in released batches "
+        f"({outcome.reports / outcome.seconds:,.0f} reports per second)."
+    )
+    if experiment.agent.guarantee is Guarantee.EXPECTED:
+        out.print(
+            "Guarantee: expected regret up to the horizon; nothing is promised of the winner's "
+            "name. Where the name matters, use guarantee = high-probability."
+        )
+    else:
+        out.print("Guarantee: the best arm is dropped with probability about 1/T at most.")
+    paper, bare = _comparison(experiment)
+    out.print(
+        f"True regret of the {experiment.horizon:,} users: {regret:,.0f}. By simulation "
+        f"({_RUNS} runs): {paper:,.0f} with the paper's constants, {bare:,.0f} without privacy."
+    )
+    privacy = experiment.privacy
+    out.print(
+        f"Each user is ({plain(privacy.epsilon)}, {plain(privacy.delta)})-private in all that the "
+        f"agent and its readers see (certified delta {shown['certified_delta']:.2g}), as long as "
+        f"{privacy.honest_fraction:.0%} of each batch is honest and the shuffle stage is trusted."
+    )
+
+
+def _comparison(experiment: Experiment) -> tuple[float, float]:
+    """Regret with the paper's constants and without privacy, by simulation."""
+    paper = resolve(
+        {**_DEMO, "horizon": experiment.horizon, "agent": {"preset": "vb-sdp-ae"}}, "demo"
+    )
+    jobs = (
+        simulation.Job("paper", paper, simulation.private_runs),
+        simulation.Job("bare", experiment, BASELINES["non-private-elimination"]),
+    )
+    first, second = (
+        simulation.summarise(job, [job.block(1, 0, _RUNS)]).regret_mean for job in jobs
+    )
+    return first, second
+
+
+async def _checks(out: Console, settings: KafkaSettings, name: str) -> None:
+    found: list[str] = []
+    for check, claim in ((audit.verify, verified(name)), (audit.audit, audited(name))):
+        report = await check(settings, name)
+        found += report.differences
+        held = "holds" if not report.differences else "FAILED"
+        out.print(f"{check.__name__}: {held}: {claim} ({report.batches:,} batches)")
+    if found:
+        raise CheckFailed(f"demo: {len(found)} differences, first: {found[0]}")

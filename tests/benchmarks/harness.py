@@ -1,0 +1,49 @@
+"""Interleaved rounds (peer, ours, peer, ours), medians, ratios: machines are noisy."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Measure = Callable[[], float]  # one round; returns seconds, or any cost where less is better
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One comparison: the median of each side and what the ratio ours/peer should be at most."""
+
+    name: str
+    peer: str
+    peer_cost: float
+    our_cost: float
+    target: float
+
+    @property
+    def ratio(self) -> float:
+        return self.our_cost / self.peer_cost
+
+    @property
+    def reached(self) -> bool:
+        return self.ratio <= self.target
+
+
+def seconds(work: Callable[[], object]) -> Measure:
+    """A round that takes the time of some work."""
+
+    def measure() -> float:
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    return measure
+
+
+def compare(
+    name: str, peer_name: str, peer: Measure, ours: Measure, target: float, rounds: int = 5
+) -> Outcome:
+    """Run both sides in turn; the first round of each only warms up."""
+    peer(), ours()
+    costs = [(peer(), ours()) for _ in range(rounds)]
+    peer_cost = statistics.median(p for p, _ in costs)
+    our_cost = statistics.median(o for _, o in costs)
+    return Outcome(name, peer_name, peer_cost, our_cost, target)
