@@ -80,8 +80,9 @@ class Part(mode.Service):
     async def on_stop(self) -> None:
         """Tell it to stop, wait, and cut it off if it does not."""
         self._stop.set()
-        await asyncio.wait({self._work}, timeout=STAGE_STOP_S)
-        self._work.cancel()
+        if self.started:
+            await asyncio.wait({self._work}, timeout=STAGE_STOP_S)
+            self._work.cancel()
 
 
 class _Boot(BootStrategy):

@@ -132,6 +132,7 @@ def naive_run(agent: Agent, rng: np.random.Generator) -> float:
     return regret + (value.horizon - users) * (max(means) - means[state.serve])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "changes"),
     [
@@ -146,14 +147,14 @@ def test_agrees_with_a_simulation_of_every_user(preset: str, changes: dict[str, 
 
     Fixed seeds; equal distributions would fail for 1e-4 of the seeds.
     """
-    value = experiment(preset, 3000, means=(0.9, 0.3), epsilon="0.9", **changes)
+    value = experiment(preset, 2000, means=(0.9, 0.6), epsilon="0.9", **changes)
     rng = np.random.default_rng(2)
     agent = Agent(value)
-    naive = np.array([naive_run(agent, rng) for _ in range(80)])
-    fast = private_runs(value, 400, np.random.default_rng(3)).regret
+    naive = np.array([naive_run(agent, rng) for _ in range(50)])
+    fast = private_runs(value, 300, np.random.default_rng(3)).regret
     error = math.sqrt(naive.var(ddof=1) / len(naive) + fast.var(ddof=1) / len(fast))
 
-    assert error > 0
+    assert error > 0.1
     assert abs(naive.mean() - fast.mean()) < 4 * error
 
 

@@ -1,0 +1,53 @@
+"""Commands as a user runs them: arguments in, exit code and what is printed out."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from stream_app import cli
+from stream_app.broker import LocalBroker
+from stream_app.config import KafkaSettings
+from tests.transcripts import fresh_settings, make_topics
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command line in this process, with its handling of errors."""
+
+    def command(*arguments: object, kafka: KafkaSettings | None = None) -> Result:
+        if kafka is not None:
+            arguments = (*arguments, "--bootstrap", kafka.bootstrap)
+            monkeypatch.setenv("SHUFFLEBANDIT_KAFKA_TOPIC_PREFIX", kafka.topic_prefix)
+        monkeypatch.setattr(sys, "argv", ["shufflebandit", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        printed = capsys.readouterr()
+        return Result(code, printed.out, printed.err)
+
+    return command
+
+
+@pytest.fixture
+def settings(broker: LocalBroker) -> KafkaSettings:
+    """Topics of the test's own."""
+    made = fresh_settings(broker)
+    asyncio.run(make_topics(made))
+    return made

@@ -1,0 +1,148 @@
+"""What the integration tests share: workers as processes, experiments on a broker, checks."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from producers.live import run_users
+from stream_app import audit, kafka, registry
+from stream_app.config import Settings, load_settings, resolve
+from stream_app.core.agents import Status
+from stream_app.core.experiment import Experiment
+from stream_app.messages import Assignment
+
+
+def settings_for(bootstrap: str, **shuffle: object) -> Settings:
+    """Settings with topics and groups of their own on a shared broker."""
+    prefix = f"t{secrets.token_hex(4)}"
+    settings = load_settings(None, {})
+    return dataclasses.replace(
+        settings,
+        kafka=dataclasses.replace(settings.kafka, bootstrap=bootstrap, topic_prefix=prefix),
+        shuffle=dataclasses.replace(settings.shuffle, group=f"{prefix}-shuffle", **shuffle),
+        agent=dataclasses.replace(settings.agent, group=f"{prefix}-agent"),
+    )
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The settings as a worker's environment."""
+    given = {
+        "KAFKA_BOOTSTRAP": settings.kafka.bootstrap,
+        "KAFKA_TOPIC_PREFIX": settings.kafka.topic_prefix,
+        "SHUFFLE_GROUP": settings.shuffle.group,
+        "SHUFFLE_MAX_REREAD_RECORDS": str(settings.shuffle.max_reread_records),
+        "SHUFFLE_INSTANCE_ID": settings.shuffle.instance_id,
+        "AGENT_GROUP": settings.agent.group,
+        "AGENT_INSTANCE_ID": settings.agent.instance_id,
+    }
+    return {**os.environ, **{f"SHUFFLEBANDIT_{name}": value for name, value in given.items()}}
+
+
+class Worker:
+    """`shufflebandit run` as a process."""
+
+    def __init__(self, settings: Settings, roles: str, log: Path) -> None:
+        self._arguments = [sys.executable, "-m", "stream_app", "run", "--roles", roles]
+        self._environment, self.log = environment(settings), log
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(self._arguments, env=self._environment, stderr=out)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> float:
+        """SIGTERM; returns how long it took."""
+        started = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(20)
+        return time.monotonic() - started
+
+
+@contextlib.contextmanager
+def workers(settings: Settings, folder: Path, *roles: str) -> Iterator[list[Worker]]:
+    """Workers with these roles; whatever happens, they end."""
+    started = [Worker(settings, role, folder / f"worker{i}.log") for i, role in enumerate(roles)]
+    try:
+        yield started
+    finally:
+        for worker in started:
+            worker.kill()
+
+
+def experiment(name: str, **changes: Any) -> Experiment:
+    """A short experiment: three arms, 3 000 users."""
+    means = changes.pop("means", [0.9, 0.5, 0.4])
+    raw = {
+        "name": name,
+        "arms": ["a", "b", "c"],
+        "horizon": changes.pop("horizon", 3000),
+        "privacy": {"epsilon": changes.pop("epsilon", 1), "delta": 1e-6},
+        "agent": {"preset": changes.pop("preset", "optimal"), **changes},
+        "simulation": {"means": means},
+    }
+    return resolve(raw, name)
+
+
+async def play(
+    settings: Settings, experiments: Sequence[Experiment], at_once: int = 20, limit_s: float = 120
+) -> list[Assignment]:
+    """Create experiments, send users until each ended, and return their last assignments."""
+    slots = asyncio.Semaphore(at_once)
+
+    async def one(number: int, definition: Experiment) -> Assignment:
+        async with slots:
+            await registry.create(settings.kafka, definition)
+            outcome = await run_users(settings, definition.name, seed=number, experiment=definition)
+            assert outcome.status is not Status.RUNNING
+        return await last_assignment(settings, definition.name)
+
+    async with asyncio.timeout(limit_s):
+        return await asyncio.gather(*(one(i, e) for i, e in enumerate(experiments)))
+
+
+async def last_assignment(settings: Settings, name: str) -> Assignment:
+    entry = await registry.find(settings.kafka, name)
+    assert entry.assignment is not None
+    return entry.assignment
+
+
+async def check(settings: Settings, names: Sequence[str]) -> tuple[int, int]:
+    """Verify and audit; returns batches and reports. Any difference fails."""
+    batches = reports = 0
+    for name in names:
+        for report in (
+            await audit.verify(settings.kafka, name),
+            await audit.audit(settings.kafka, name),
+        ):
+            assert report.differences == ()
+            assert report.unchecked == ()
+        batches, reports = batches + report.batches, reports + report.reports
+    return batches, reports
+
+
+async def topics(settings: Settings, partitions: int) -> None:
+    await kafka.create_topics(settings.kafka, partitions, 1)
+
+
+def regret(assignment: Assignment) -> float:
+    """True regret of the whole horizon: released users, and the rest on the served arm."""
+    definition = assignment.experiment
+    assert definition.simulation is not None
+    assert assignment.state.serve is not None
+    means = definition.simulation.means
+    gaps = [max(means) - mean for mean in means]
+    spent = sum(arm.users * gap for arm, gap in zip(assignment.state.arms, gaps, strict=True))
+    return spent + (definition.horizon - assignment.state.users) * gaps[assignment.state.serve]

@@ -1,0 +1,106 @@
+"""Assignments and a link without Kafka for the tests of the client. Nothing here is under test."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import orjson
+
+from producers.desk import Desk
+from producers.store import Budget, MemoryStore, Store
+from stream_app.core.agents import Agent, State
+from stream_app.core.experiment import Experiment
+from stream_app.core.terms import Limits, batch_id
+from stream_app.errors import Unavailable
+from stream_app.messages import Assignment, decode_report
+from tests.core.build import experiment
+
+NAME = "test"
+
+
+def banners(name: str = NAME, *, attribution_s: str = "0", **changes: Any) -> Experiment:
+    """A small experiment."""
+    made = experiment(honest="0.9", horizon=100_000, **changes)
+    return replace(made, name=name, attribution_s=Decimal(attribution_s))
+
+
+def assignment(of: Experiment | None = None, state: State | None = None) -> bytes:
+    """The record of an experiment's state, the first by default."""
+    of = of or banners()
+    return Assignment(of, state or Agent(of).begin()).encode()
+
+
+def changed(value: bytes, change: Callable[[dict[str, Any]], None], *, rehash: bool) -> bytes:
+    """An assignment whose terms were changed as a malicious agent would."""
+    raw = orjson.loads(value)
+    for entry in raw["open"]:
+        change(entry["terms"])
+        if rehash:
+            entry["batch"] = batch_id(entry["terms"])
+    return orjson.dumps(raw)
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class FakeLink:
+    """Kafka, as far as a client sees it."""
+
+    def __init__(self, *values: bytes) -> None:
+        self.values: asyncio.Queue[bytes | None] = asyncio.Queue()
+        for value in values:
+            self.values.put_nowait(value)
+        self.attempts: list[list[bytes]] = []
+        self.sent: list[bytes] = []
+        self.away = False
+
+    async def open(self) -> None:
+        """Nothing to connect."""
+
+    async def follow(self) -> AsyncIterator[bytes | None]:
+        """What the test puts."""
+        while True:
+            yield await self.values.get()
+
+    async def send(self, values: Sequence[bytes]) -> None:
+        """Take reports, unless away."""
+        self.attempts.append(list(values))
+        if self.away:
+            raise Unavailable("kafka.bootstrap: no Kafka answers there")
+        self.sent.extend(values)
+
+    async def close(self) -> None:
+        """Nothing to disconnect."""
+
+    @property
+    def ones(self) -> list[int]:
+        """What the reports say."""
+        return [decode_report(value)[2] for value in self.sent]
+
+
+def desk(
+    *values: bytes,
+    store: Store | None = None,
+    limits: Limits | None = None,
+    budget: Budget | None = None,
+    clock: Callable[[], int] | None = None,
+    max_waiting: int = 1000,
+    name: str = NAME,
+) -> Desk:
+    """A desk that has followed these assignments."""
+    made = Desk(
+        name, limits or Limits(), store or MemoryStore(), budget or Budget(), max_waiting,
+        clock or Clock(),
+    )  # fmt: skip
+    for value in values:
+        made.follow(value)
+    return made

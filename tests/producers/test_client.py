@@ -1,0 +1,185 @@
+"""The client with a link that the test holds: sending, retries, restarts, logs."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from producers.client import Client
+from producers.journal import FileStore
+from producers.store import MemoryStore
+from stream_app.config import KafkaSettings, Settings
+from stream_app.core.agents import Agent
+from stream_app.errors import Unavailable
+from stream_app.messages import REPORT_BYTES, decode_report
+from tests.producers.build import NAME, Clock, FakeLink, assignment, banners, changed
+
+SETTINGS = Settings(kafka=KafkaSettings(connect_timeout_s=0.2))
+
+
+async def test_ten_lines_are_enough() -> None:
+    """Choose, report, done: the report is with Kafka when the client has closed."""
+    link = FakeLink(assignment())
+    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
+        shown = client.choose("ada")
+        client.report(shown, 1)
+
+    ((batch_id, report_id, _),) = [decode_report(value) for value in link.sent]
+    assert (batch_id, report_id) == (shown.batch_id, shown.report_id)
+    assert client.counts.sent == 1
+
+
+async def test_every_report_has_the_same_length() -> None:
+    """Clicks and non-clicks, small counts and large."""
+    link = FakeLink(assignment(banners("test", preset="vb-sdp-ae")))
+    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
+        for user in range(200):
+            client.report(client.choose(f"{user}"), user % 2)
+
+    assert len(link.sent) == 200
+    assert {len(value) for value in link.sent} == {REPORT_BYTES}
+    assert len(set(link.ones)) > 10
+
+
+async def test_a_retry_sends_the_same_bytes(caplog: pytest.LogCaptureFixture) -> None:
+    """While Kafka is away: choosing goes on, one line is logged, nothing is drawn again."""
+    caplog.set_level(logging.INFO)
+    link = FakeLink(assignment())
+    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
+        link.away = True
+        client.report(client.choose("ada"), 1)
+        async with asyncio.timeout(5):
+            while len(link.attempts) < 3:  # noqa: ASYNC110 - what is tested is time passing
+                await asyncio.sleep(0.01)
+        assert client.choose("bob").batch_id
+        link.away = False
+        await client.drain()
+
+    assert len(link.sent) == 1
+    assert {tuple(attempt) for attempt in link.attempts} == {tuple(link.sent)}
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "reports wait" in caplog.text
+
+
+async def test_a_restart_sends_what_was_left(tmp_path: Path) -> None:
+    """The same bytes as the attempts before the restart."""
+    link = FakeLink(assignment())
+    link.away = True
+    store = FileStore(tmp_path / "journal")
+    async with Client(SETTINGS, NAME, store=store, link=link) as client:
+        client.report(client.choose("ada"), 1)
+    store.close()
+    assert client.waiting == 1
+
+    second = FakeLink(assignment())
+    store = FileStore(tmp_path / "journal")
+    async with Client(SETTINGS, NAME, store=store, link=second) as client:
+        await client.drain()
+    store.close()
+    assert [second.sent] == link.attempts[:1]
+    assert FileStore(tmp_path / "journal").unsent(NAME) == []
+
+
+async def test_a_report_is_durable_before_it_leaves(tmp_path: Path) -> None:
+    """Otherwise a crash could make its noise be drawn again."""
+    path = tmp_path / "journal"
+
+    class Checking(FakeLink):
+        async def send(self, values: list[bytes]) -> None:  # type: ignore[override]
+            written = path.read_bytes()
+            for value in values:
+                report_id = decode_report(value)[1].hex()
+                assert f'["encoded","{report_id}"'.encode() in written
+            await super().send(values)
+
+    link = Checking(assignment())
+    async with Client(SETTINGS, NAME, store=FileStore(path), link=link) as client:
+        for user in range(100):
+            client.report(client.choose(f"{user}"), 1)
+
+    assert len(link.sent) == 100
+
+
+async def test_the_deadline_sends_without_a_reward() -> None:
+    """In real time: a window of 50 ms."""
+    link = FakeLink(assignment(banners(attribution_s="0.05")))
+    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
+        client.choose("ada")
+        await asyncio.sleep(0.02)
+        assert link.sent == []
+        async with asyncio.timeout(2):
+            await client.drain()
+
+    assert len(link.sent) == 1
+
+
+async def test_flush_sends_only_what_is_due() -> None:
+    """With a clock that the test moves."""
+    clock = Clock()
+    link = FakeLink(assignment(banners(attribution_s="60")))
+    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link, clock_ms=clock) as client:
+        client.report(client.choose("ada"), 1)
+        await client.flush()
+        assert link.sent == []
+        clock.now_ms += 60_000
+        await client.flush()
+        assert len(link.sent) == 1
+
+
+async def test_it_follows_the_assignments() -> None:
+    """New users go to the new batch; a malformed assignment changes nothing."""
+    experiment = banners()
+    agent = Agent(experiment)
+    link = FakeLink(assignment(experiment))
+    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
+        link.values.put_nowait(b"{")
+        link.values.put_nowait(assignment(experiment, agent.fold(agent.begin(), 1, 3.0)))
+        assert await client.changed(2)
+        shown = client.choose("ada")
+
+    assert (shown.arm, shown.batch_id[:2]) == ("arm-1", "2.")
+
+
+async def test_nobody_reports_to_refused_terms(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged once, users see the last known arm, nothing is sent."""
+    link = FakeLink(assignment())
+    experiment = banners()
+    agent = Agent(experiment)
+    later = assignment(experiment, agent.fold(agent.begin(), 1, 3.0))
+    bad = changed(later, lambda terms: terms.update(batch_size=8), rehash=True)
+    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
+        link.values.put_nowait(bad)
+        assert await client.changed(2)
+        link.values.put_nowait(bad)
+        assert await client.changed(2)
+        shown = client.choose("ada")
+        assert not client.report(shown, 1)
+
+    assert (shown.arm, shown.batch_id) == ("arm-0", "")
+    assert link.sent == []
+    assert client.refused_terms == 1
+    assert caplog.text.count("terms refused") == 1
+
+
+async def test_no_assignment_is_one_line() -> None:
+    """Naming the experiment and what to look at."""
+    with pytest.raises(Unavailable, match=r"'test': no assignment.*experiment list"):
+        async with Client(SETTINGS, NAME, store=MemoryStore(), link=FakeLink()):
+            pass
+
+
+async def test_logs_show_nothing_of_a_reward(caplog: pytest.LogCaptureFixture) -> None:
+    """At level debug, through an outage."""
+    caplog.set_level(logging.DEBUG)
+    link = FakeLink(assignment())
+    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
+        link.away = True
+        client.report(client.choose("ada"), 0.765625)
+        await asyncio.sleep(0.05)
+        link.away = False
+        await client.drain()
+
+    assert link.sent
+    for text in ("0.765625", "ones", decode_report(link.sent[0])[1].hex()):
+        assert text not in caplog.text
