@@ -21,7 +21,7 @@ from stream_app.errors import InvalidInput
 from stream_app.messages import Offer
 
 _ID_BYTES = 16
-_BLOCK_BYTES = 8192
+_PIECES = 512
 
 
 class Shown(NamedTuple):
@@ -33,30 +33,25 @@ class Shown(NamedTuple):
 
 
 class Draws:
-    """Random bytes in blocks, each used once."""
+    """128 random bits at a time, drawn in blocks, each used once."""
 
-    __slots__ = ("__weakref__", "_block", "_entropy", "_used")
+    __slots__ = ("__weakref__", "_entropy", "_pieces")
 
     def __init__(self, entropy: Entropy = secrets.token_bytes) -> None:
         self._entropy = entropy
-        self._block, self._used = b"", 0
+        self._pieces: list[bytes] = []
         forgets_on_fork(self)
 
-    def take(self, size: int) -> bytes:
-        """The next bytes."""
-        start = self._used
-        if start + size > len(self._block):
-            self._block, start = self._entropy(_BLOCK_BYTES), 0
-        self._used = start + size
-        return self._block[start : start + size]
-
-    def report_id(self) -> bytes:
-        """128 random bits."""
-        return self.take(_ID_BYTES)
+    def take(self) -> bytes:
+        """The next 16 bytes."""
+        if not self._pieces:
+            block = self._entropy(_PIECES * _ID_BYTES)
+            self._pieces = [block[i : i + _ID_BYTES] for i in range(0, len(block), _ID_BYTES)]
+        return self._pieces.pop()
 
     def discard(self) -> None:
         """Forget what was drawn."""
-        self._block, self._used = b"", 0
+        self._pieces.clear()
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -166,8 +161,8 @@ class Offers:
         """One of the open batches at random, by their sizes; None if nobody reports."""
         if len(self._order) < 2:
             return self._order[0] if self._order else None
-        # Off from exactly proportional by less than 2**-34: the sizes are at most 1e9.
-        draw = int.from_bytes(self._draws.take(8)) * self._reach[-1] >> 64
+        # Proportional but for 2**-88: there are at most 1000 sizes of at most 1e9.
+        draw = int.from_bytes(self._draws.take()) * self._reach[-1] >> 8 * _ID_BYTES
         return self._order[bisect_right(self._reach, draw)]
 
     def fallback(self) -> str | None:
@@ -178,7 +173,7 @@ class Offers:
 
     def report_id(self) -> bytes:
         """A new report's id."""
-        return self._draws.report_id()
+        return self._draws.take()
 
 
 # Whatever holds drawn randomness: a child process must not use its parent's.

@@ -94,9 +94,14 @@ class Desk:
         if report.deadline_ms is not None and self._clock_ms() >= report.deadline_ms:
             self.counts.late += 1
             return False
-        self._encode(report, report.batch, reward)
+        # As in `_encode` and `_leave`: products call this for every user.
+        report.ones = report.batch.sampler.encode(reward)
+        report.batch = None
+        self._store.encoded(report)
         if report.deadline_ms is None:
-            self._leave(report)
+            self.leaving.append(report)
+            if len(self.leaving) == 1:
+                self.wake()
         return True
 
     def follow(self, value: bytes | None) -> list[str]:

@@ -46,6 +46,14 @@ class Role(StrEnum):
     MONITOR = "monitor"
 
 
+# The topics that a role must be able to see.
+_TOPICS: dict[Role, frozenset[str]] = {
+    Role.SHUFFLE: frozenset({"assignments", "reports", "sums", "windows"}),
+    Role.AGENT: frozenset({"assignments", "experiments", "sums"}),
+    Role.MONITOR: frozenset({"assignments", "sums"}),
+}
+
+
 class Runs(Protocol):
     """Something that runs until it is told to stop."""
 
@@ -202,7 +210,8 @@ async def _serve(settings: Settings, roles: frozenset[Role]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     stop = asyncio.ensure_future(asked.wait())
-    check = asyncio.ensure_future(kafka.partition_count(settings.kafka))
+    topics = sorted(frozenset().union(*(_TOPICS[role] for role in roles)))
+    check = asyncio.ensure_future(kafka.partition_count(settings.kafka, topics))
     await asyncio.wait({check, stop}, return_when=asyncio.FIRST_COMPLETED)
     if not check.done():
         check.cancel()

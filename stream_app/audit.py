@@ -58,7 +58,7 @@ async def verify(settings: KafkaSettings, name: str) -> Report:
 
 async def _sums(settings: KafkaSettings, name: str, *, committed: bool) -> list[ConsumerRecord]:
     """The experiment's sums in the log's order."""
-    partition = kafka.partition_of(name, await kafka.partition_count(settings))
+    partition = kafka.partition_of(name, await kafka.partition_count(settings, kafka.PUBLIC))
     key = name.encode()
     return [
         record

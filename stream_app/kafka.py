@@ -6,7 +6,7 @@ All of aiokafka's errors at start-up become one line with a remedy here.
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from aiokafka.partitioner import murmur2
 from stream_app.config import KafkaSettings, SecurityProtocol
 from stream_app.errors import ConfigurationError, Unavailable
 
+DEFAULT_PARTITIONS = 8
+PUBLIC = ("experiments", "assignments", "sums")
 _COMPACT = {"cleanup.policy": "compact"}
 # Every topic with its clean-up; `reports` is kept a week at most, `sums` for ever.
 TOPICS: dict[str, dict[str, str]] = {
@@ -141,7 +143,7 @@ def make_consumer(settings: KafkaSettings, *, committed: bool, **options: Any) -
 async def _start(client: Any, settings: KafkaSettings) -> None:
     """Start a client within the deadline, or say in one line what is wrong."""
     try:
-        with _quiet():
+        with _QUIET:
             async with asyncio.timeout(settings.connect_timeout_s):
                 await client.start()
     except (TimeoutError, KafkaError, OSError, IncompatibleBrokerVersion) as error:
@@ -164,16 +166,28 @@ def unreachable(settings: KafkaSettings, error: BaseException) -> Unavailable:
     return Unavailable(f"kafka.bootstrap = {settings.bootstrap!r}: {type(error).__name__}: {error}")
 
 
-class _quiet:
-    """Mute aiokafka's own log lines while a start may fail: the error says it in one line."""
+class _Quiet:
+    """Mutes aiokafka's own lines while a start may fail: the error says it in one line.
+
+    Starts overlap: the first one mutes, the last one gives the level back.
+    """
+
+    def __init__(self) -> None:
+        self._logger, self._level, self._starts = logging.getLogger("aiokafka"), 0, 0
 
     def __enter__(self) -> None:
-        self._logger = logging.getLogger("aiokafka")
-        self._level = self._logger.level
-        self._logger.setLevel(logging.CRITICAL)
+        if self._starts == 0:
+            self._level = self._logger.level
+            self._logger.setLevel(logging.CRITICAL)
+        self._starts += 1
 
     def __exit__(self, *_: object) -> None:
-        self._logger.setLevel(self._level)
+        self._starts -= 1
+        if self._starts == 0:
+            self._logger.setLevel(self._level)
+
+
+_QUIET = _Quiet()
 
 
 async def stop(client: Any) -> None:
@@ -187,53 +201,77 @@ async def stop(client: Any) -> None:
         task.exception()  # seen; nothing is left to be done about it
 
 
-async def create_topics(settings: KafkaSettings, partitions: int, replication: int) -> list[str]:
-    """Create the topics that are missing; returns their names. Refuses differing counts."""
+async def create_topics(
+    settings: KafkaSettings, partitions: int | None, replication: int
+) -> list[str]:
+    """Create the topics that are missing, wait until all are there; returns the new ones' names.
+
+    `partitions` None means as many as the topics that exist, else DEFAULT_PARTITIONS.
+    """
     async with admin(settings) as client:
-        existing = await _partition_counts(client, settings)
+        existing = await _partition_counts(client, settings, TOPICS)
         _same_count(existing)
-        if existing and partitions != next(iter(existing.values())):
+        present = next(iter(existing.values()), None)
+        wanted = partitions or present or DEFAULT_PARTITIONS
+        if present is not None and wanted != present:
             raise ConfigurationError(
-                f"--partitions {partitions}: the topics exist with "
-                f"{next(iter(existing.values()))}; adding partitions to a running system could "
-                "release a batch twice, use the same number or another kafka.topic_prefix"
+                f"--partitions {wanted}: the topics exist with {present}; adding partitions to a "
+                "running system could release a batch twice, use the same number or another "
+                "kafka.topic_prefix"
             )
         missing = [name for name in TOPICS if name not in existing]
-        response = await client.create_topics(
-            [
-                NewTopic(topic(settings, name), partitions, replication, topic_configs=TOPICS[name])
-                for name in missing
-            ]
-        )
-        for full_name, code, *message in response.topic_errors if missing else ():
-            error = for_code(code)
-            if code and error is not TopicAlreadyExistsError:
-                raise Unavailable(f"topic {full_name}: {error.__name__}: {message}")
+        if missing:
+            await _create(client, settings, missing, wanted, replication)
         return [topic(settings, name) for name in missing]
 
 
-async def partition_count(settings: KafkaSettings) -> int:
-    """How many partitions every topic has. Raises if one is missing or differs."""
+async def _create(
+    client: AIOKafkaAdminClient,
+    settings: KafkaSettings,
+    names: list[str],
+    partitions: int,
+    replication: int,
+) -> None:
+    response = await client.create_topics(
+        [
+            NewTopic(topic(settings, name), partitions, replication, topic_configs=TOPICS[name])
+            for name in names
+        ]
+    )
+    for full_name, code, *message in response.topic_errors:
+        error = for_code(code)
+        if code and error is not TopicAlreadyExistsError:
+            raise Unavailable(f"topic {full_name}: {error.__name__}: {' '.join(map(str, message))}")
+    async with asyncio.timeout(settings.connect_timeout_s):
+        while len(await _partition_counts(client, settings, TOPICS)) < len(TOPICS):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+async def partition_count(settings: KafkaSettings, names: Iterable[str] = TOPICS) -> int:
+    """How many partitions these topics have. Raises if one is missing or differs."""
     async with admin(settings) as client:
-        existing = await _partition_counts(client, settings)
-    missing = [topic(settings, name) for name in TOPICS if name not in existing]
+        existing = await _partition_counts(client, settings, names)
+    missing = [topic(settings, name) for name in names if name not in existing]
     if missing:
         raise Unavailable(
-            f"topics {', '.join(missing)}: missing on {settings.bootstrap}; "
-            "create them with: shufflebandit topics create"
+            f"topics {', '.join(missing)}: missing on {settings.bootstrap}, or no right to see "
+            "them; create them with: shufflebandit topics create"
         )
     _same_count(existing)
     return next(iter(existing.values()))
 
 
-async def _partition_counts(client: AIOKafkaAdminClient, settings: KafkaSettings) -> dict[str, int]:
+async def _partition_counts(
+    client: AIOKafkaAdminClient, settings: KafkaSettings, names: Iterable[str]
+) -> dict[str, int]:
+    """Of the topics that are there; one that is just coming or going has no partitions yet."""
     present = set(await client.list_topics())
-    names = {topic(settings, name): name for name in TOPICS}
-    wanted = [full for full in names if full in present]
-    if not wanted:
-        return {}
-    described = await client.describe_topics(wanted)
-    return {names[entry["topic"]]: len(entry["partitions"]) for entry in described}
+    full = {topic(settings, name): name for name in names}
+    wanted = [name for name in full if name in present]
+    described = await client.describe_topics(wanted) if wanted else []
+    return {
+        full[entry["topic"]]: len(entry["partitions"]) for entry in described if entry["partitions"]
+    }
 
 
 def _same_count(counts: dict[str, int]) -> None:
@@ -241,5 +279,6 @@ def _same_count(counts: dict[str, int]) -> None:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise ConfigurationError(
             f"topics have different partition counts ({listed}): an experiment must have the same "
-            "partition in each; recreate them with: shufflebandit topics create"
+            "partition in each; delete them, or use another kafka.topic_prefix, and then: "
+            "shufflebandit topics create"
         )

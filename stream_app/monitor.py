@@ -220,7 +220,7 @@ class Reader:
         known = True
         while True:
             try:
-                partitions = await kafka.partition_count(self._settings)
+                partitions = await kafka.partition_count(self._settings, ("assignments", "sums"))
                 async with kafka.consumer(self._settings) as client:
                     self._assign(client, partitions)
                     if not known:

@@ -63,13 +63,13 @@ class Entry:
 
 async def read_all(settings: KafkaSettings) -> list[Entry]:
     """Every experiment, by name. Raises Unavailable."""
-    partitions = range(await kafka.partition_count(settings))
+    partitions = range(await kafka.partition_count(settings, kafka.PUBLIC))
     return sorted((await _read(settings, partitions)).values(), key=lambda entry: entry.name)
 
 
 async def find(settings: KafkaSettings, name: str) -> Entry:
     """One experiment. Raises ConfigurationError if there is none of this name."""
-    partition = kafka.partition_of(name, await kafka.partition_count(settings))
+    partition = kafka.partition_of(name, await kafka.partition_count(settings, kafka.PUBLIC))
     entry = (await _read(settings, [partition])).get(name)
     if entry is None:
         raise ConfigurationError(
@@ -136,7 +136,7 @@ async def _only_writer(
     settings: KafkaSettings, name: str
 ) -> AsyncIterator[tuple[AIOKafkaProducer, int]]:
     """A producer that fences every other writer of this experiment, and its partition."""
-    partition = kafka.partition_of(name, await kafka.partition_count(settings))
+    partition = kafka.partition_of(name, await kafka.partition_count(settings, kafka.PUBLIC))
     transactional_id = f"{settings.topic_prefix}-experiments-{name}"
     async with kafka.producer(settings, transactional_id=transactional_id) as producer:
         yield producer, partition

@@ -15,10 +15,9 @@ def topics() -> None:
 @topics.command()
 @click.option(
     "--partitions",
-    default=8,
-    show_default=True,
     type=click.IntRange(1, 10_000),
-    help="Of each topic; experiments and workers spread over them. It cannot be changed later.",
+    help="Of each topic; experiments and workers spread over them. It cannot be changed later.  "
+    f"[default: as many as exist, else {kafka.DEFAULT_PARTITIONS}]",
 )
 @click.option(
     "--replication",
@@ -28,13 +27,13 @@ def topics() -> None:
     help="Copies of each partition; 3 in production.",
 )
 @with_settings
-def create(partitions: int, replication: int, settings: Settings) -> None:
+def create(partitions: int | None, replication: int, settings: Settings) -> None:
     """Create the topics that are missing; those that exist are left as they are.
 
     Example: shufflebandit topics create --partitions 8 --replication 3
     """
     created = run(settings, kafka.create_topics(settings.kafka, partitions, replication))
     for name in created:
-        click.echo(f"created {name} with {partitions} partitions")
+        click.echo(f"created {name}")
     if not created:
         click.echo(f"all topics of {settings.kafka.topic_prefix} exist already")

@@ -31,6 +31,7 @@ _TRANSACTION_TIMEOUT_S = 20
 _OPEN_TIMEOUT_S = 300
 _STOP_TIMEOUT_S = 2
 _COMMIT_EVERY_S = 1.0
+_PROBE_EVERY_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,8 @@ class _Session:
     _clients: list[Any] = field(default_factory=list)
     _next_commit: float = 0.0
     _tailed: frozenset[int] = frozenset()
+    _heard: float = 0.0
+    _away: bool = False
 
     async def run(self, halt: asyncio.Event) -> None:
         """Consume and process until `halt` is set or something fails."""
@@ -210,12 +213,32 @@ class _Session:
                 await self._open_assigned()
             before = dict(self._slots)
             chunks = await self._input.getmany(timeout_ms=100)
+            await self._notice_outage(quiet=not chunks)
             async with self._lock:
                 for place, records in chunks.items():
                     slot = self._slots.get(place.partition)
                     if slot is not None and slot is before.get(place.partition):
                         await self._process(slot, records)
                 await self._commit_marks_if_due()
+
+    async def _notice_outage(self, *, quiet: bool) -> None:
+        """aiokafka waits for Kafka without a word to us: ask when nothing came for a while."""
+        now = time.monotonic()
+        if not quiet:
+            self._heard = now
+        elif self._slots and now - self._heard > _PROBE_EVERY_S:
+            try:
+                async with asyncio.timeout(_PROBE_EVERY_S):
+                    await self._input.end_offsets(self._input.assignment())
+            except (KafkaError, TimeoutError):
+                if not self._away:
+                    log.warning("%s: Kafka is away, waiting for it", self.stage.name)
+                self._away = True
+                return
+            self._heard = time.monotonic()
+        if self._away and self._heard > now - _PROBE_EVERY_S:
+            log.info("%s: Kafka is back", self.stage.name)
+            self._away = False
 
     async def _process(self, slot: _Slot, records: Sequence[Record]) -> None:
         taken = slot.state.feed(records, refreshed=False)

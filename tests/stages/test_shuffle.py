@@ -171,13 +171,11 @@ def test_any_timestamp(timestamp: int) -> None:
     offer(kafka, batch)
     report(kafka, batch, 1, timestamp=timestamp)
     Worker(kafka).run()
-    kafka.mark = None
     report(kafka, batch, 2, ones=30)
 
-    again = Worker(kafka).recovered()
-    again.run()
+    Worker(kafka).recovered().run()
 
-    audit(kafka)
+    assert len(audit(kafka)) == 1
 
 
 @pytest.mark.parametrize("timestamp", [-5, 2**62])
@@ -351,7 +349,6 @@ def test_tampered_terms_under_an_honest_id(tamper: Tamper) -> None:
 
 WEAK: dict[str, Tamper] = {
     "noise too small": lambda t: t["parameters"].update(clip=1),
-    "honest fraction": lambda t: t.update(honest_fraction="1", batch_size=1_000_000),
     "epsilon above the limit": lambda t: t.update(epsilon="2.5"),
     "delta above the limit": lambda t: t.update(delta="0.01"),
     "attribution above the limit": lambda t: t.update(attribution_ms=8 * 24 * 3600 * 1000),
@@ -761,15 +758,18 @@ def test_released_batch_is_not_opened_after_a_broken_assignment(broken: bytes | 
 def test_aborted_sum_survives_a_broken_assignment(broken: bytes | None) -> None:
     """The same for a sum that was aborted: it is released in the end, and no other."""
     kafka, batch = Kafka(), terms(size=2)
+    worker = Worker(kafka)
+    report(kafka, batch, 0, ones=9)
+    worker.feed()
     offer(kafka, batch)
     filled(kafka, batch, 1)
-    worker = Worker(kafka)
     worker.feed()
     worker.flush(committed=False)
     kafka.append("assignments", b"demo", broken)
-    Worker(kafka).recovered()
+    worker = Worker(kafka).recovered()
     offer(kafka, batch)
     filled(kafka, batch, 5)
+    worker.run()
 
     Worker(kafka).recovered().run()
 
@@ -852,7 +852,7 @@ def test_checkpoint_moves_the_mark() -> None:
     offer(kafka, busy, experiment="busy")
     report(kafka, stalled, 0)
     worker = Worker(kafka, max_reread=20)
-    for number in range(20):
+    for number in range(19):
         report(kafka, busy, number)
         worker.run()
         assert kafka.mark == 0
@@ -860,7 +860,7 @@ def test_checkpoint_moves_the_mark() -> None:
     report(kafka, busy, 99)
     worker.run()
 
-    assert kafka.mark == 22
+    assert kafka.mark == 21
     assert len(kafka.records("windows")) == 1
 
 

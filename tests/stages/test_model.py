@@ -1,0 +1,235 @@
+"""Random lives of the shuffle stage against a naive model: crashes, lost commits, late news.
+
+The model is the log itself, read by `fakes.audit`, which shares no code with the stage: one value
+a batch among committed and aborted sums, every value what the reports say, and nothing lost.
+"""
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from stream_app.core.terms import Terms
+from stream_app.messages import encode_report
+from tests.stages.fakes import Kafka, Worker, audit, offer, report, report_id, terms, valid_reports
+
+EXPERIMENTS = ("one", "two")
+ARMS = {"one": 1, "two": 3}  # sequential; interleaved
+
+
+def batch(experiment: str, sequence: int) -> Terms:
+    """The batch that the honest agent opens under a number: known before it is published."""
+    return terms(sequence, 2 + sequence % 3, experiment, arm=f"arm-{sequence % 5}")
+
+
+class Life(RuleBasedStateMachine):
+    """Clients, an honest agent, one worker at a time, and a log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kafka = Kafka()
+        self.open: dict[str, list[int]] = {name: [] for name in EXPERIMENTS}
+        self.highest = dict.fromkeys(EXPERIMENTS, 0)
+        self.known_at: dict[str, int] = {}  # batch id -> end of `reports` when it was published
+        self.listed: dict[str, Terms] = {}
+        self.next_id = 0
+        self.worker: Worker
+        self.last_mark = 0
+
+    @initialize(max_reread=st.integers(0, 12))
+    def begin(self, max_reread: int) -> None:
+        self.max_reread = max_reread
+        self.worker = Worker(self.kafka, max_reread=max_reread)
+
+    # -- clients ---------------------------------------------------------------------------------
+
+    @rule(
+        name=st.sampled_from(EXPERIMENTS),
+        ahead=st.integers(-3, 2),
+        ones=st.integers(0, 53),
+        count=st.integers(1, 3),
+    )
+    def send(self, name: str, ahead: int, ones: int, count: int) -> None:
+        """Reports to an open batch, one that is released, or one that is not published yet."""
+        sequence = max(1, self.highest[name] + ahead)
+        for _ in range(count):
+            self.next_id += 1
+            report(self.kafka, batch(name, sequence), self.next_id, ones)
+
+    @rule(name=st.sampled_from(EXPERIMENTS), ahead=st.integers(-1, 1), back=st.integers(0, 5))
+    def send_again(self, name: str, ahead: int, back: int) -> None:
+        """A client sends an id again; with other ones, as a cheat would."""
+        sequence = max(1, self.highest[name] + ahead)
+        report(self.kafka, batch(name, sequence), max(0, self.next_id - back), 7)
+
+    @rule(
+        name=st.sampled_from(EXPERIMENTS),
+        kind=st.sampled_from(["range", "negative", "key", "null key", "junk", "empty", "unknown"]),
+    )
+    def send_junk(self, name: str, kind: str) -> None:
+        target = batch(name, max(1, self.highest[name]))
+        key: bytes | None = name.encode()
+        self.next_id += 1
+        ones = {"range": target.mechanism.bits + 1, "negative": -1}.get(kind, 1)
+        batch_id = "99.unknown" if kind == "unknown" else target.batch_id
+        value: bytes | None = encode_report(batch_id, report_id(self.next_id), ones)
+        if kind == "key":
+            key = b"other"
+        elif kind == "null key":
+            key = None
+        elif kind == "junk":
+            value = b'{"batch":'
+        elif kind == "empty":
+            value = None
+        self.kafka.append("reports", key, value)
+
+    # -- the agent -------------------------------------------------------------------------------
+
+    @rule(name=st.sampled_from(EXPERIMENTS))
+    def decide(self, name: str) -> None:
+        """Fold the committed sums; open the next phase when all of its batches are in."""
+        committed = {r.value for r in self.kafka.records("sums")}
+        done = {
+            sequence
+            for sequence in self.open[name]
+            if any(batch(name, sequence).batch_id.encode() in (v or b"") for v in committed)
+        }
+        left = [sequence for sequence in self.open[name] if sequence not in done]
+        if not left:
+            first = self.highest[name] + 1
+            left = list(range(first, first + ARMS[name]))
+        self.publish(name, left)
+
+    @rule(name=st.sampled_from(EXPERIMENTS), drop=st.integers(0, 2))
+    def drop_one(self, name: str, drop: int) -> None:
+        """A batch is given up, as when an experiment is stopped."""
+        if self.open[name]:
+            gone = self.open[name][drop % len(self.open[name])]
+            self.publish(name, [s for s in self.open[name] if s != gone])
+
+    @rule(name=st.sampled_from(EXPERIMENTS))
+    def repeat(self, name: str) -> None:
+        """The same assignment once more, as after a restart of the agent."""
+        if self.highest[name]:
+            self.publish(name, self.open[name])
+
+    @rule(name=st.sampled_from(EXPERIMENTS))
+    def aborted_assignment(self, name: str) -> None:
+        """A transaction of the agent that did not end well: nobody may act on it."""
+        value = batch(name, self.highest[name] + 1)
+        offered = Kafka()
+        offer(offered, value, experiment=name)
+        self.kafka.append(
+            "assignments", name.encode(), offered.records("assignments")[0].value, committed=False
+        )
+
+    @rule(name=st.sampled_from(EXPERIMENTS), size=st.booleans())
+    def tampered(self, name: str, size: bool) -> None:
+        """The agent lists a batch with terms that do not hash to its id, beside the honest ones."""
+        target = batch(name, self.highest[name] + 1)
+        raw = target.as_json()
+        raw |= {"batch_size": 1} if size else {"epsilon": "1.9"}
+        listed: list[Any] = [batch(name, s) for s in self.open[name]]
+        offer(self.kafka, *listed, (target.batch_id, raw), experiment=name)
+
+    def publish(self, name: str, sequences: list[int]) -> None:
+        self.open[name] = sequences
+        self.highest[name] = max([self.highest[name], *sequences])
+        listed = [batch(name, sequence) for sequence in sequences]
+        offer(self.kafka, *listed, experiment=name)
+        for entry in listed:
+            self.known_at.setdefault(entry.batch_id, self.kafka.end("reports"))
+
+    # -- the worker ------------------------------------------------------------------------------
+
+    @rule(most=st.integers(1, 9))
+    def work(self, most: int) -> None:
+        self.worker.feed(most)
+        self.worker.flush()
+
+    @rule()
+    def tail(self) -> None:
+        self.worker.tail()
+        self.worker.flush()
+
+    @rule()
+    def commit_mark(self) -> None:
+        """Else the commit is lost, or not due yet."""
+        self.worker.commit_mark()
+
+    @rule(
+        most=st.integers(0, 9),
+        tail=st.booleans(),
+        written=st.one_of(st.none(), st.integers(0, 4)),
+        recoveries=st.integers(1, 3),
+        flushed=st.booleans(),
+    )
+    def crash(
+        self, most: int, tail: bool, written: int | None, recoveries: int, flushed: bool
+    ) -> None:
+        """At any point: before the transaction, in it with some records written, or after it."""
+        if most:
+            self.worker.feed(most)
+        if tail:
+            self.worker.tail()
+        if flushed:
+            self.worker.flush()
+        else:
+            self.worker.flush(committed=False, most=written)
+        for again in range(recoveries):
+            self.worker = Worker(self.kafka, max_reread=self.max_reread)
+            if again < recoveries - 1:
+                self.worker.flush(committed=False, most=written)
+        self.worker.flush()
+        self.last_mark = 0
+
+    @rule(topic=st.sampled_from(["assignments", "windows"]))
+    def compact(self, topic: str) -> None:
+        self.kafka.compact(topic)
+
+    @precondition(lambda self: self.kafka.mark)
+    @rule()
+    def delete_records(self) -> None:
+        """Reports below the committed mark are gone."""
+        self.kafka.start["reports"] = self.kafka.mark or 0
+
+    # -- what must hold --------------------------------------------------------------------------
+
+    @invariant()
+    def sums_are_right(self) -> None:
+        audit(self.kafka)
+
+    @invariant()
+    def mark_is_a_lower_bound(self) -> None:
+        """It never falls, and nothing that only memory holds is below it."""
+        mark = self.worker.state.mark()
+        assert mark >= self.last_mark
+        self.last_mark = mark
+        for window in self.worker.state._windows.values():
+            if window.fresh_first is not None:
+                assert mark <= window.fresh_first.offset
+
+    @invariant()
+    def reread_is_bounded(self) -> None:
+        """A restart from the mark reads at most the setting and one chunk again."""
+        assert self.worker.position - self.worker.state.mark() <= self.max_reread + 9
+
+    def teardown(self) -> None:
+        """Once all is read, every batch that is open and has enough reports has been released."""
+        if not hasattr(self, "worker"):
+            return
+        self.worker.run()
+        self.worker.run()
+        released = audit(self.kafka)
+        for name in EXPERIMENTS:
+            for sequence in self.open[name]:
+                entry = batch(name, sequence)
+                if entry.batch_id not in released:
+                    since = self.known_at[entry.batch_id]
+                    found = valid_reports(self.kafka, entry.as_json(), entry.batch_id, since)
+                    assert len(found) < entry.mechanism.promise.batch_size
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
