@@ -48,7 +48,6 @@ class Client:
         experiment: str,
         *,
         store: Store,
-        budget: Budget | None = None,
         max_waiting: int = 1_000_000,
         link: Link | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -56,9 +55,8 @@ class Client:
         self.experiment = experiment
         self._settings, self._store = settings, store
         self._link = link or KafkaLink(settings.kafka, experiment)
-        self._desk = Desk(
-            experiment, settings.limits, store, budget or Budget(), max_waiting, clock_ms
-        )
+        budget = Budget(settings.client.max_user_epsilon, settings.client.max_user_delta)
+        self._desk = Desk(experiment, settings.limits, store, budget, max_waiting, clock_ms)
         self._wake = asyncio.Event()
         self._desk.wake = self._wake.set
         self._flushing = asyncio.Lock()

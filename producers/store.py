@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple, Protocol
 
 from producers.choice import Report
+from stream_app.config import ClientSettings
 from stream_app.core.mechanisms import Promise
 
 
@@ -33,8 +34,8 @@ NOTHING = Spent()
 class Budget:
     """What one user may spend over all experiments of a store, by adding up (basic composition)."""
 
-    max_user_epsilon: Decimal = Decimal(4)
-    max_user_delta: Decimal = Decimal("0.001")
+    max_user_epsilon: Decimal = ClientSettings().max_user_epsilon
+    max_user_delta: Decimal = ClientSettings().max_user_delta
 
     def allows(self, spent: Spent, promise: Promise) -> bool:
         """Whether a user who has spent this may take part in a batch with this promise."""

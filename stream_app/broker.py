@@ -108,6 +108,15 @@ def answers(port: int, cluster: str) -> bool:
     return struct.unpack_from(">i", body, 4) > (0,) and cluster.encode() in body
 
 
+def listens(port: int) -> bool:
+    """Whether something accepts connections on a port; Kafka does so last in its start."""
+    try:
+        socket.create_connection((HOST, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
 class LocalBroker:
     """One Kafka node in KRaft mode, reachable from this machine only.
 
@@ -232,7 +241,9 @@ class LocalBroker:
         self, process: subprocess.Popen[bytes], cluster: str, log: Path, offset: int
     ) -> None:
         deadline = time.monotonic() + START_S
-        while not answers(self.port, cluster):
+        # A listener that asks for credentials or TLS does not answer a stranger: it only listens.
+        secured = "listener.security.protocol.map" in self._properties
+        while not (listens(self.port) if secured else answers(self.port, cluster)):
             if process.poll() is not None:
                 raise Unavailable(f"Kafka did not start: {complaints(log, offset)[-1]}")
             if time.monotonic() > deadline:

@@ -76,6 +76,15 @@ class AgentRoleSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """What a client lets one user spend, over all experiments."""
+
+    max_user_epsilon: Decimal = Decimal(4)
+    max_user_delta: Decimal = Decimal("0.001")
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, slots=True)
 class MonitorSettings:
     """The monitor's web server."""
 
@@ -92,6 +101,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     shuffle: ShuffleSettings = field(default_factory=ShuffleSettings)
     agent: AgentRoleSettings = field(default_factory=AgentRoleSettings)
+    client: ClientSettings = field(default_factory=ClientSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
 

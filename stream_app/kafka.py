@@ -153,7 +153,7 @@ async def _start(client: Any, settings: KafkaSettings) -> None:
 
 def unreachable(settings: KafkaSettings, error: BaseException) -> Unavailable:
     """One line for a cluster that cannot be used."""
-    if "uthentication" in f"{type(error).__name__} {error}":
+    if _QUIET.refused or "uthentication" in f"{type(error).__name__} {error}":
         return Unavailable(
             f"kafka.sasl_username = {settings.sasl_username!r}: Kafka at {settings.bootstrap} "
             "refuses these credentials; check sasl_username, sasl_password and sasl_mechanism"
@@ -166,25 +166,33 @@ def unreachable(settings: KafkaSettings, error: BaseException) -> Unavailable:
     return Unavailable(f"kafka.bootstrap = {settings.bootstrap!r}: {type(error).__name__}: {error}")
 
 
-class _Quiet:
-    """Mutes aiokafka's own lines while a start may fail: the error says it in one line.
+class _Quiet(logging.Handler):
+    """Keeps aiokafka's own lines back while a start may fail: the error says it in one line.
 
-    Starts overlap: the first one mutes, the last one gives the level back.
+    aiokafka tells refused credentials only in its log, so the lines are looked through for that.
+    Starts overlap: the first one mutes, the last one unmutes.
     """
 
     def __init__(self) -> None:
-        self._logger, self._level, self._starts = logging.getLogger("aiokafka"), 0, 0
+        super().__init__()
+        self._logger, self._starts = logging.getLogger("aiokafka"), 0
+        self.refused = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.refused = self.refused or "uthentication" in record.getMessage()
 
     def __enter__(self) -> None:
         if self._starts == 0:
-            self._level = self._logger.level
-            self._logger.setLevel(logging.CRITICAL)
+            self.refused = False
+            self._logger.addHandler(self)
+            self._logger.propagate = False
         self._starts += 1
 
     def __exit__(self, *_: object) -> None:
         self._starts -= 1
         if self._starts == 0:
-            self._logger.setLevel(self._level)
+            self._logger.removeHandler(self)
+            self._logger.propagate = True
 
 
 _QUIET = _Quiet()

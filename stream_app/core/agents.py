@@ -267,3 +267,13 @@ class Agent:
             for i, low, high in zip(known, lower.tolist(), upper.tolist(), strict=True):
                 result[i] = (low, high)
         return result
+
+    def estimates(
+        self, epoch: int, batches: Sequence[int], weighted: Sequence[float]
+    ) -> list[tuple[float, float, float]]:
+        """Mean, lower and upper bound of arms with this evidence in an epoch; all at once."""
+        confidence = self._for_horizon(self.experiment.horizon << epoch)[1]
+        counts, sums = np.array(batches), np.array(weighted)
+        means = confidence.means(counts, sums).tolist()
+        lower, upper = confidence.intervals(counts, sums)
+        return list(zip(means, lower.tolist(), upper.tolist(), strict=True))

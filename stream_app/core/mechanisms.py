@@ -364,7 +364,7 @@ class Sampler(ABC):
         if reward == 1:
             return 1 + self.noise()
         if not 0 < reward < 1:
-            raise ConfigurationError(f"reward = {reward}: must be in [0, 1]")
+            raise ConfigurationError("reward: must be in [0, 1]")
         return (self.draw() < int(reward * accounting.ONE)) + self.noise()
 
 

@@ -131,7 +131,7 @@ def test_kl_ucb_by_hand() -> None:
 
 
 @given(st.sampled_from(PRESETS), st.integers(2, 4), st.integers(0, 10**9))
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 def test_order_changes_nothing(preset: str, arms: int, seed: int) -> None:
     """Sequential and interleaved agents decide alike for the same sums, in any order of arrival."""
     random = Random(seed)
@@ -333,6 +333,20 @@ def test_means_and_intervals(preset: str) -> None:
     assert agent.means(state) == [pytest.approx(0.4), None]
     assert 0 <= low < 0.4 < high <= 1
     assert agent.intervals(state)[1] == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_estimates_of_past_evidence(preset: str) -> None:
+    """What a history asks for equals what the state itself says, in every epoch."""
+    agent = Agent(small(preset, 300, 2, horizon_known=False))
+    states = [s for s in walk(agent, lambda _a, _b: 0.5, most=40) if all(a.batches for a in s.arms)]
+    assert {0, 1} <= {s.epoch for s in states}
+    for state in states[::5]:
+        arms = state.arms
+        found = agent.estimates(state.epoch, [a.batches for a in arms], [a.weighted for a in arms])
+
+        assert [mean for mean, _, _ in found] == pytest.approx(agent.means(state))
+        assert [pair for _, *pair in found] == [list(pair) for pair in agent.intervals(state)]
 
 
 def test_totals_with_and_without_weights() -> None:

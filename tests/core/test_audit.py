@@ -1,9 +1,10 @@
 """An empirical audit through the sampler code that clients run: what a released sum gives away.
 
 For each mechanism two neighbouring batches are encoded a million times in all (discrete Laplace at
-eps = 1: two million), by the very `encode`; only the entropy is a seeded generator. The audit's threshold event {total <= s} is chosen
-on one half of the batches and judged on the other, by Clopper-Pearson bounds at level 1e-4 each:
-a mechanism that keeps its promise fails with probability below 2e-4 for a random seed.
+eps = 1: two million), by the very `encode`; only the entropy is a seeded generator. The audit's
+events {total <= s} and {total >= s} are chosen on one half of the batches and judged on the other,
+by Clopper-Pearson bounds at level 1e-4, two for each event: a mechanism that keeps its promise
+fails with probability below 4e-4 for a random seed.
 """
 
 from decimal import Decimal

@@ -41,27 +41,38 @@ class Life(RuleBasedStateMachine):
     def begin(self, max_reread: int) -> None:
         self.max_reread = max_reread
         self.worker = Worker(self.kafka, max_reread=max_reread)
+        for name in EXPERIMENTS:
+            self.decide(name)
 
     # -- clients ---------------------------------------------------------------------------------
 
+    def target(self, name: str, which: int) -> Terms:
+        """Mostly an open batch; else one that is over, or one that is not published yet."""
+        if which < 6 and self.open[name]:
+            return batch(name, self.open[name][which % len(self.open[name])])
+        return batch(name, max(1, self.highest[name] + (-1, 1, 2)[which % 3]))
+
     @rule(
         name=st.sampled_from(EXPERIMENTS),
-        ahead=st.integers(-3, 2),
+        which=st.integers(0, 8),
         ones=st.integers(0, 53),
-        count=st.integers(1, 3),
+        count=st.integers(1, 5),
+        back=st.sampled_from([0, 0, 0, 1, 2, 5]),
     )
-    def send(self, name: str, ahead: int, ones: int, count: int) -> None:
-        """Reports to an open batch, one that is released, or one that is not published yet."""
-        sequence = max(1, self.highest[name] + ahead)
-        for _ in range(count):
+    def send(self, name: str, which: int, ones: int, count: int, back: int) -> None:
+        """Reports, some with an id that was used before (with other ones, as a cheat would)."""
+        self.next_id = max(0, self.next_id - back)
+        for number in range(count):
             self.next_id += 1
-            report(self.kafka, batch(name, sequence), self.next_id, ones)
+            report(self.kafka, self.target(name, which), self.next_id, (ones + number) % 54)
 
-    @rule(name=st.sampled_from(EXPERIMENTS), ahead=st.integers(-1, 1), back=st.integers(0, 5))
-    def send_again(self, name: str, ahead: int, back: int) -> None:
-        """A client sends an id again; with other ones, as a cheat would."""
-        sequence = max(1, self.highest[name] + ahead)
-        report(self.kafka, batch(name, sequence), max(0, self.next_id - back), 7)
+    @rule(name=st.sampled_from(EXPERIMENTS), count=st.integers(2, 4), most=st.integers(1, 9))
+    def race(self, name: str, count: int, most: int) -> None:
+        """Clients see an assignment before the worker does."""
+        self.decide(name)
+        self.send(name, 0, 5, count, 0)
+        self.worker.feed(most)
+        self.worker.flush()
 
     @rule(
         name=st.sampled_from(EXPERIMENTS),
@@ -161,8 +172,8 @@ class Life(RuleBasedStateMachine):
     @rule(
         most=st.integers(0, 9),
         tail=st.booleans(),
-        written=st.one_of(st.none(), st.integers(0, 4)),
-        recoveries=st.integers(1, 3),
+        written=st.sampled_from([None, None, 0, 1, 2]),
+        recoveries=st.sampled_from([1, 1, 2, 3]),
         flushed=st.booleans(),
     )
     def crash(
@@ -232,4 +243,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLife.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)

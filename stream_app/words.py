@@ -1,0 +1,99 @@
+"""An experiment in plain words: where it stands, what is promised, and under which assumptions.
+
+Takes a snapshot of the view, gives text. The same words are on the web page and in its API.
+"""
+
+from typing import Any
+
+from stream_app.core.agents import Status
+
+
+def describe(shown: dict[str, Any]) -> dict[str, Any]:
+    """All sentences about a snapshot."""
+    return {
+        "state": state(shown),
+        "next": following(shown),
+        "guarantee": guarantee(shown),
+        "privacy": privacy(shown),
+        "certificate": certificate(shown["certificate"]),
+        "assumptions": assumptions(shown),
+    }
+
+
+def state(shown: dict[str, Any]) -> str:
+    """Where it stands, in a few words; the arm to serve stands last, for it may be long."""
+    serve = shown["serve"]
+    match Status(shown["state"]):
+        case Status.RUNNING:
+            return f"running: phase {shown['phase']}, {shown['viable']} of {_arms(shown)} viable"
+        case Status.DECIDED:
+            return f"decided: serve {serve}"
+        case Status.EXHAUSTED:
+            return f"horizon reached, undecided: serve the leader, {serve}"
+        case Status.STOPPED:
+            return f"stopped by the operator: serve the leader, {serve}"
+
+
+def following(shown: dict[str, Any]) -> str:
+    """What comes next."""
+    if shown["state"] != Status.RUNNING:
+        return "Nobody reports any more."
+    opened = shown["open"]
+    if not opened:
+        return "No batch is open: the agent is deciding."
+    sizes = sorted({batch["size"] for batch in opened})
+    of = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    many = "One batch is" if len(opened) == 1 else f"{len(opened)} batches are"
+    return (
+        f"{many} open, of {of} users; nothing is known of an open batch until its sum is released."
+    )
+
+
+def guarantee(shown: dict[str, Any]) -> str:
+    """What the decision is worth."""
+    horizon = f"T = {shown['horizon']:,} users"
+    if not shown["horizon_known"]:
+        horizon += " (the current guess of an unknown horizon)"
+    if shown["guarantee"] == "expected":
+        return f"expected regret up to {horizon}; nothing is promised of the winner's name"
+    return f"the best arm is dropped with probability about 1/T at most, {horizon}"
+
+
+def privacy(shown: dict[str, Any]) -> str:
+    """The promise to each user."""
+    return (
+        f"Each user is ({shown['epsilon']:g}, {shown['delta']:g})-differentially private in all "
+        "that the agent, this page and every reader of the released sums can see, as long as "
+        "the assumptions below hold."
+    )
+
+
+def certificate(of: dict[str, Any] | None) -> str:
+    """What was computed for the newest batch."""
+    if of is None:
+        return "No batch yet, so nothing to certify."
+    return (
+        f"The noise of the newest batch ({of['mechanism']}, {of['size']:,} users, of whom "
+        f"{of['honest']:,} must be honest) has a delta of at most {of['certified_delta']:.3g} "
+        f"at epsilon = {of['epsilon']:g}: computed from the batch's public terms, and checked "
+        "again by every client and by the shuffle stage before a report counts."
+    )
+
+
+def assumptions(shown: dict[str, Any]) -> list[str]:
+    """What the promise rests on."""
+    return [
+        "The shuffle stage is trusted, and so are the brokers and disks that hold the reports. "
+        "The agent and the readers of this page are not.",
+        f"At least {shown['honest_fraction']:.0%} of the reports in each batch come from honest "
+        "clients, which add their share of the noise. Whoever can forge more weakens the promise.",
+        "Each user sends one report to this experiment, ever. Over several experiments, what a "
+        "user spends adds up.",
+        "Whether and when a report is sent does not depend on the reward.",
+        "One report alone hides little: only the sum over its batch does. So a report must not "
+        "be seen by anyone but the shuffle stage.",
+    ]
+
+
+def _arms(shown: dict[str, Any]) -> str:
+    return f"{len(shown['arms'])} arms"
