@@ -20,15 +20,19 @@ from typing import Any, Protocol
 import faust
 import mode
 import uvloop
-from aiohttp.web import AppRunner
 from faust.app import BootStrategy
 from faust.web.base import BlueprintManager
 
-from stream_app import kafka, logs, monitor
+from stream_app import kafka, logs, monitor, pages, serving
 from stream_app.config import MonitorSettings, Settings
 from stream_app.errors import Unavailable
 from stream_app.logs import log
+from stream_app.metrics import endpoint
+from stream_app.metrics.experiments import ExperimentCollector
+from stream_app.metrics.instruments import Metrics
 from stream_app.stages import elimination, shuffle
+from stream_app.transcript import Transcript
+from stream_app.view import View
 
 # A stop takes 5 s at most: so long for the stages, then for the rest, then by force. Nothing is
 # lost by force: what matters is in Kafka's log.
@@ -60,6 +64,9 @@ class Runs(Protocol):
     async def run(self, stop: asyncio.Event, /) -> None:
         """Returns soon after `stop` is set; whatever it raises is a bug."""
 
+    def unready(self) -> str:
+        """What it waits for, in words; empty while it does its work."""
+
 
 class Part(mode.Service):
     """One part of the worker; if it fails or ends by itself, the whole worker ends.
@@ -72,6 +79,7 @@ class Part(mode.Service):
     def __init__(self, name: str, runs: Runs, stop: asyncio.Event) -> None:
         super().__init__()
         self.name, self._runs, self._stop = name, runs, stop
+        self.unready = runs.unready
 
     async def on_start(self) -> None:
         """Begin to run."""
@@ -120,6 +128,10 @@ class App(faust.App):
         stop = asyncio.Event()
         self.parts = tuple(Part(str(role), part, stop) for role, part in runs.items())
 
+    def unready(self) -> list[str]:
+        """What its parts wait for, in words; empty while all do their work."""
+        return [waiting for part in self.parts if (waiting := part.unready())]
+
     def on_init_dependencies(self) -> Iterable[Any]:
         """The parts start last, when the agents listen, and stop first."""
         return chain(super().on_init_dependencies(), self.parts)
@@ -133,8 +145,9 @@ class App(faust.App):
         self.flow_control.resume()
 
 
-def build(settings: Settings, roles: frozenset[Role]) -> App:
+def build(settings: Settings, roles: frozenset[Role], metrics: Metrics | None = None) -> App:
     """The application for these roles. Needs a running event loop."""
+    metrics = metrics or Metrics()
     app = App(
         "shufflebandit",
         autodiscover=False,
@@ -148,21 +161,25 @@ def build(settings: Settings, roles: frozenset[Role]) -> App:
     )
     runs: dict[Role, Runs] = {}
     if Role.SHUFFLE in roles:
-        runs[Role.SHUFFLE] = shuffle.make_runner(settings)
+        runs[Role.SHUFFLE] = shuffle.make_runner(settings, metrics)
     if Role.AGENT in roles:
-        runs[Role.AGENT] = elimination.make_runner(settings)
+        runs[Role.AGENT] = elimination.make_runner(settings, metrics)
     if Role.MONITOR in roles:
-        runs[Role.MONITOR] = _monitor(app, settings)
+        runs[Role.MONITOR] = _monitor(app, settings, metrics)
     app.runs(runs)
     return app
 
 
-def _monitor(app: App, settings: Settings) -> Runs:
+def _monitor(app: App, settings: Settings, metrics: Metrics) -> Runs:
+    view = View()
+    metrics.registry.register(ExperimentCollector(view, settings.metrics))
+    reader = monitor.attach(app, settings.kafka, view)
     # Without faust's own pages (router, tables), and without its wait of 60 s for open requests.
     web: Any = app.web
     web.blueprints = BlueprintManager()
-    web._runner = AppRunner(web.web_app, access_log=None, shutdown_timeout=0.5)
-    return monitor.attach(app, settings.kafka)
+    web._runner = serving.Runner(web.web_app, settings.monitor)
+    pages.install(web.web_app, view, reader, Transcript(settings.kafka), settings.monitor)
+    return reader
 
 
 class _Worker(faust.Worker):
@@ -210,6 +227,15 @@ async def _serve(settings: Settings, roles: frozenset[Role]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     stop = asyncio.ensure_future(asked.wait())
+    metrics = Metrics()
+    app = build(settings, roles, metrics)
+    async with endpoint.serving(settings.metrics, metrics, app.unready):
+        return await _serve_app(app, settings, roles, stop)
+
+
+async def _serve_app(
+    app: App, settings: Settings, roles: frozenset[Role], stop: asyncio.Future[Any]
+) -> int:
     topics = sorted(frozenset().union(*(_TOPICS[role] for role in roles)))
     check = asyncio.ensure_future(kafka.partition_count(settings.kafka, topics))
     await asyncio.wait({check, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -217,7 +243,7 @@ async def _serve(settings: Settings, roles: frozenset[Role]) -> int:
         check.cancel()
         return 0
     check.result()
-    return await run_worker(build(settings, roles), stop)
+    return await run_worker(app, stop)
 
 
 async def run_worker(app: App, stop: asyncio.Future[Any]) -> int:

@@ -90,6 +90,50 @@ class MonitorSettings:
 
     host: str = "127.0.0.1"
     port: int = 6066
+    # Pages that are open at once, each with its stream of events.
+    max_streams: int = 100
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """The worker's own endpoint: /metrics, /healthz, /readyz."""
+
+    host: str = "127.0.0.1"
+    port: int = 9108  # 0: no endpoint
+    # Which experiments have series of their own: names or patterns (* ?), with commas between.
+    experiments: str = "*"
+    # Of those at most so many, and so many arms in all: running ones and the newest first.
+    max_experiments: int = 100
+    max_arms: int = 1000
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """The HTTP edge for devices."""
+
+    host: str = "127.0.0.1"
+    port: int = 6067
+    # Whose pages may use it, separated by spaces: "https://shop.example https://m.shop.example".
+    origins: str = ""
+    # Reports wait for so many requests, or so long, and leave together in random order.
+    hold_requests: int = 64
+    hold_ms: int = 100
+    # More reports than this are not held: 503.
+    max_waiting_reports: int = 100_000
+    # How long Kafka may take to acknowledge: then 503.
+    acknowledge_s: float = 5.0
+    # More reports than this get 429: from all senders, and on one connection.
+    max_reports_per_s: float = 50_000.0
+    max_connection_reports_per_s: float = 5_000.0
+    max_body_bytes: int = 262_144
+    body_timeout_s: float = 10.0
+    # Connections; when there are more, the one that has been idle longest is closed.
+    max_connections: int = 10_000
+    idle_timeout_s: float = 30.0
+    # Streams of changes among them.
+    max_streams: int = 5_000
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
 
 
@@ -103,6 +147,8 @@ class Settings:
     agent: AgentRoleSettings = field(default_factory=AgentRoleSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
 
 

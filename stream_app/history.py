@@ -82,9 +82,8 @@ class Track:
             return
         for name, was, arm in zip(self.experiment.arms, before.arms, state.arms, strict=True):
             if was.viable and not arm.viable:
-                self.eliminated.append(
-                    {"arm": name, "phase": before.phase, "users": state.users}
-                )  # fmt: skip
+                found = {"arm": name, "phase": before.phase, "users": state.users}
+                self.eliminated.append(found)
 
     def shown(self, agent: Agent) -> list[list[tuple[int, float, float, float]]]:
         """Per arm: users, mean, lower and upper bound; nothing that cannot be computed."""

@@ -38,6 +38,10 @@ class Reader:
         self._channels = {kafka.topic(settings, name): c for name, c in channels.items()}
         self._positions: dict[TopicPartition, int] = {}
 
+    def unready(self) -> str:
+        """What it waits for, in words; empty while it does its work."""
+        return "" if self.connected else "monitor: a connection to Kafka"
+
     async def run(self, stop: asyncio.Event) -> None:
         """Read until `stop` is set; while Kafka is away, wait for it."""
         work = asyncio.ensure_future(self._work())

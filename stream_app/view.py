@@ -150,8 +150,8 @@ class View:
             "estimated_regret": regret(users, known),
             "true_regret": regret(users, true) if true else None,
             "regret": _regret_curve(entry, experiment.arms, known, true),
-            "phases": track.phases,
-            "eliminated": track.eliminated,
+            "phases": list(track.phases),
+            "eliminated": list(track.eliminated),
             "sums": entry.sums,
             "last_release_ms": entry.released_ms,
         }
@@ -218,7 +218,7 @@ def _arms(
             "mean": mean,
             "lower": lower,
             "upper": upper,
-            "history": tally.history,
+            "history": list(tally.history),
             "track": track,
         }
         for name, state, mean, (lower, upper), tally, track in zip(

@@ -4,6 +4,7 @@ A value comes as text (CSV) or as what JSON and Parquet hold. Values are read on
 value of a chunk, so nothing here is a hot path.
 """
 
+import contextlib
 import math
 import operator
 import re
@@ -135,20 +136,18 @@ def missing(value: Any) -> bool:
 
 def seconds(value: Any) -> float | None:
     """A time as seconds since 1970 UTC: a number (s, ms, us or ns), ISO 8601, or a date."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = datetime.fromisoformat(value)
     if isinstance(value, datetime):
         return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day, tzinfo=UTC).timestamp()
     number = _number(value)
-    if number is not None:
-        # Seconds reach 1e11 in the year 5138; larger ones are in a smaller unit.
-        while abs(number) >= 1e11:
-            number /= 1000
-        return number
-    try:
-        return seconds(datetime.fromisoformat(str(value).strip()))
-    except ValueError:
-        return None
+    # Seconds reach 1e11 in the year 5138; larger ones are in a smaller unit.
+    while number is not None and abs(number) >= 1e11:
+        number /= 1000
+    return number
 
 
 def _number(value: Any) -> float | None:

@@ -25,9 +25,10 @@ from stream_app.core.baselines import BASELINES
 from stream_app.core.experiment import PRESETS, Experiment, Guarantee
 from stream_app.core.mechanisms import plain
 from stream_app.errors import CheckFailed, Unavailable
-from stream_app.monitor import Reader, View
+from stream_app.monitor import Reader
 from stream_app.supervisor import complaints, end, supervised
 from stream_app.terminal import headline, render
+from stream_app.view import View
 
 # Five banners; the best is better by .05.
 _DEMO: dict[str, Any] = {
@@ -99,7 +100,7 @@ async def _play(
     alive: Any,
 ) -> None:
     await registry.create(settings.kafka, experiment)
-    out.print(f"live: http://127.0.0.1:{port}/api/experiments/{experiment.name}")
+    out.print(f"live: http://127.0.0.1:{port}/experiments/{experiment.name}")
     view, outcome = View(), Outcome()
 
     def progress(newest: Outcome) -> None:

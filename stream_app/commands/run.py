@@ -15,8 +15,11 @@ ROLES = "shuffle,agent,monitor"
 @click.command()
 @click.option("--roles", default=ROLES, show_default=True, help="What this worker does.")
 @click.option("--web-port", type=click.IntRange(1, 65535), help="The monitor's port.")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), help="The metrics' port; 0 for no metrics."
+)
 @with_settings
-def run(settings: Settings, roles: str, web_port: int | None) -> None:
+def run(settings: Settings, roles: str, web_port: int | None, metrics_port: int | None) -> None:
     """Run the service until Ctrl-C or SIGTERM.
 
     Several workers share the work; each may have all roles or some. The agent needs no access to
@@ -27,6 +30,10 @@ def run(settings: Settings, roles: str, web_port: int | None) -> None:
     if web_port is not None:
         settings = dataclasses.replace(
             settings, monitor=dataclasses.replace(settings.monitor, port=web_port)
+        )
+    if metrics_port is not None:
+        settings = dataclasses.replace(
+            settings, metrics=dataclasses.replace(settings.metrics, port=metrics_port)
         )
     wanted = [role.strip() for role in roles.split(",")]
     for role in wanted:

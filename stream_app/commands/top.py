@@ -13,8 +13,8 @@ from stream_app.commands.demo import following
 from stream_app.commands.output import console
 from stream_app.config import Settings
 from stream_app.errors import ConfigurationError
-from stream_app.monitor import View
 from stream_app.terminal import headline, overview, render
+from stream_app.view import View
 
 
 @click.command()

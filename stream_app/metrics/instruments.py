@@ -25,7 +25,7 @@ from prometheus_client import (
 from stream_app.core.window import Refusal
 
 # `_created` would be one more series for each counter, and tells nothing here.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 ACCEPTED = "accepted"
 REFUSED = "refused"

@@ -20,6 +20,7 @@ from stream_app.messages import (
     decode_sum,
     terms_of,
 )
+from stream_app.metrics.instruments import REFUSED, Assigned, Metrics
 from stream_app.stages.runner import Log, Output, Record, Runner, Stage
 
 log = logging.getLogger("shufflebandit.agent")
@@ -32,6 +33,7 @@ class EliminationPartition:
         self._assignments: dict[bytes, Assignment] = {}
         self._agents: dict[bytes, Agent] = {}
         self._changed: set[bytes] = set()
+        self._released_ms: dict[bytes, list[int]] = {}  # of the sums folded since the last `take`
         self._warned: set[str] = set()
         self.refused = 0
 
@@ -39,12 +41,13 @@ class EliminationPartition:
         """Fold sums."""
         for record in records:
             try:
-                self._fold(record.key, decode_sum(record.value), record.offset)
+                self._fold(record, decode_sum(record.value))
             except InvalidInput as error:
                 self._warn(f"sum at offset {record.offset}", str(error))
         return len(records)
 
-    def _fold(self, key: bytes | None, released: Sum, offset: int) -> None:
+    def _fold(self, record: Record, released: Sum) -> None:
+        key, offset = record.key, record.offset
         assignment = self._assignments.get(key) if key is not None else None
         if assignment is None or key is None or offset <= assignment.folded:
             return
@@ -53,6 +56,7 @@ class EliminationPartition:
         agent = self._agent(key, assignment)
         state = agent.fold(assignment.state, released.terms.sequence, released.estimate)
         self._put(key, replace(assignment, state=state, folded=offset))
+        self._released_ms.setdefault(key, []).append(record.timestamp)
         if state.status is not Status.RUNNING and state.serve is not None:
             log.info(
                 "%s: %s after %d users, serve %r (guarantee: %s)",
@@ -104,7 +108,24 @@ class EliminationPartition:
     def take(self) -> list[Output]:
         """The newest assignment of each experiment that changed."""
         changed, self._changed = sorted(self._changed), set()
-        return [Output("assignments", key, self._assignments[key].encode()) for key in changed]
+        times, self._released_ms = self._released_ms, {}
+        return [
+            Output(
+                "assignments",
+                key,
+                self._assignments[key].encode(),
+                Assigned(tuple(times.get(key, ()))),
+            )
+            for key in changed
+        ]
+
+    def counts(self) -> dict[str, int]:
+        """Sums and definitions that were refused."""
+        return {REFUSED: self.refused}
+
+    def levels(self) -> dict[str, int]:
+        """There are none."""
+        return {}
 
     def mark(self) -> None:
         """The position stands in the assignments."""
@@ -138,10 +159,10 @@ def is_open(assignment: Assignment, released: Sum) -> bool:
     )
 
 
-def make_runner(settings: Settings) -> Runner:
+def make_runner(settings: Settings, metrics: Metrics | None = None) -> Runner:
     """The elimination stage of a worker."""
     agent = settings.agent
     stage = Stage(
         "agent", "sums", "experiments", True, agent.group, agent.instance_id, EliminationPartition
     )
-    return Runner(settings.kafka, stage)
+    return Runner(settings.kafka, stage, metrics)

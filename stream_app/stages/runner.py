@@ -13,15 +13,22 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+from aiokafka.errors import (
+    CommitFailedError,
+    IllegalStateError,
+    InvalidProducerEpoch,
+    KafkaError,
+    ProducerFenced,
+)
 
 from stream_app.config import KafkaSettings
 from stream_app.kafka import client_options, make_consumer, stop, topic
+from stream_app.metrics.instruments import Metrics, StageMetrics, Times
 from stream_app.reading import read_to_end
 
 log = logging.getLogger("shufflebandit")
@@ -32,6 +39,8 @@ _OPEN_TIMEOUT_S = 300
 _STOP_TIMEOUT_S = 2
 _COMMIT_EVERY_S = 1.0
 _PROBE_EVERY_S = 3.0
+# A transaction that takes longer makes the worker unready.
+_SLOW_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,7 @@ class Output:
     topic: str
     key: bytes
     value: bytes | None
+    times: Times | None = field(default=None, compare=False)  # for the metrics only
 
 
 class Log:
@@ -82,6 +92,12 @@ class Partition(Protocol):
     def mark(self) -> int | None:
         """The first input offset that a restart needs; None if no mark is kept."""
 
+    def counts(self) -> Mapping[str, int]:
+        """Totals since it was made; see `metrics.instruments.Counted`."""
+
+    def levels(self) -> Mapping[str, int]:
+        """How things stand now."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -118,20 +134,32 @@ class _Slot:
 class Runner:
     """Runs a stage until it is told to stop; starts anew from the log after any Kafka error."""
 
-    def __init__(self, settings: KafkaSettings, stage: Stage) -> None:
+    def __init__(
+        self, settings: KafkaSettings, stage: Stage, metrics: Metrics | None = None
+    ) -> None:
         self._settings, self._stage = settings, stage
+        self._metrics = (metrics or Metrics()).stage(stage.name)
+        self._session: _Session | None = None
         self.restarts = 0
+
+    def unready(self) -> str:
+        """What it waits for, in words; empty while it does its work."""
+        waiting = "a connection to Kafka" if self._session is None else self._session.unready()
+        return f"{self._stage.name}: {waiting}" if waiting else ""
 
     async def run(self, halt: asyncio.Event) -> None:
         """Until `halt` is set. Errors other than Kafka's are bugs, and come out."""
         away = False
         while not halt.is_set():
-            session = _Session(self._settings, self._stage)
+            self._session = session = _Session(self._settings, self._stage, self._metrics)
             started = time.monotonic()
             try:
                 await session.run(halt)
             except (KafkaError, TimeoutError, OSError) as error:
                 self.restarts += 1
+                self._metrics.restarted(
+                    fenced=isinstance(error, ProducerFenced | InvalidProducerEpoch)
+                )
                 if not away or time.monotonic() - started > 60:
                     log.warning(
                         "%s: %s: %s; starting again from the log",
@@ -139,6 +167,7 @@ class Runner:
                     )  # fmt: skip
                 away = True
             finally:
+                self._session = None
                 await session.close()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(halt.wait(), random.uniform(0.1, 1.0))  # noqa: S311
@@ -150,9 +179,12 @@ class _Session:
 
     settings: KafkaSettings
     stage: Stage
+    metrics: StageMetrics
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _slots: dict[int, _Slot] = field(default_factory=dict)
     _assigned: set[int] = field(default_factory=set)
+    _joined: bool = False
+    _writing: float | None = None  # since when a transaction is under way
     _clients: list[Any] = field(default_factory=list)
     _next_commit: float = 0.0
     _tailed: frozenset[int] = frozenset()
@@ -184,6 +216,17 @@ class _Session:
         finally:
             await _cancel([halted, *work])
 
+    def unready(self) -> str:
+        """What it waits for, in words; empty while it does its work."""
+        if self._away:
+            return "Kafka is away"
+        if not self._joined:
+            return "its share of the partitions"
+        if self._assigned:
+            return f"{len(self._assigned)} partitions to be opened"
+        slow = self._writing is not None and time.monotonic() - self._writing > _SLOW_S
+        return "a transaction to go through" if slow else ""
+
     def _client(self, client: Any) -> Any:
         self._clients.append(client)
         return client
@@ -204,6 +247,8 @@ class _Session:
         """Stop every client; the log has all that matters."""
         async with self._lock:
             producers = [slot.producer for slot in self._slots.values()]
+            for number in self._slots:
+                self.metrics.closed(number)
             self._slots.clear()
         await asyncio.gather(*(stop(client) for client in (*producers, *self._clients)))
 
@@ -315,6 +360,7 @@ class _Session:
             raise
         self._assigned.discard(number)
         self._slots[number] = slot
+        self.metrics.opened(number, slot.state)
         await self._flush(slot)
         self._input.seek(place, max(begin, first))
         self._input.resume(place)
@@ -326,6 +372,7 @@ class _Session:
         if not outputs:
             return
         producer = slot.producer
+        self._writing = started = time.monotonic()
         async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
             await producer.begin_transaction()
             sent = [
@@ -337,13 +384,30 @@ class _Session:
                 )
                 for output in outputs
             ]
-            await asyncio.gather(*sent)
+            written = await asyncio.gather(*sent)
             await producer.commit_transaction()
+        self._writing = None
+        self.metrics.committed(time.monotonic() - started)
+        for output, place in zip(outputs, written, strict=True):
+            self.metrics.wrote(
+                output.times, output.topic, len(output.value or b""), place.timestamp
+            )
 
     async def _commit_marks_if_due(self) -> None:
         if time.monotonic() >= self._next_commit:
             self._next_commit = time.monotonic() + _COMMIT_EVERY_S
             await self._commit_marks()
+            await self._measure_lag()
+
+    async def _measure_lag(self) -> None:
+        name = topic(self.settings, self.stage.input)
+        for number in self._slots:
+            place = TopicPartition(name, number)
+            if place not in self._input.assignment():
+                continue  # rebalancing
+            end = self._input.highwater(place)
+            if end is not None:
+                self.metrics.lag(number, max(0, end - await self._input.position(place)))
 
     async def _commit_marks(self) -> None:
         """Commit the first offset that a restart needs; losing a commit only costs rereading."""
@@ -366,6 +430,8 @@ class _Session:
         async with self._lock:
             self._assigned -= numbers
             dropped = [self._slots.pop(number) for number in numbers & set(self._slots)]
+            for slot in dropped:
+                self.metrics.closed(slot.number)
             await asyncio.gather(*(stop(slot.producer) for slot in dropped))
 
     def assign(self, numbers: set[int]) -> None:
@@ -373,6 +439,8 @@ class _Session:
         name = topic(self.settings, self.stage.input)
         self._input.pause(*(TopicPartition(name, number) for number in numbers))
         self._assigned |= numbers
+        self._joined = True
+        self.metrics.rebalanced()
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]

@@ -23,6 +23,7 @@ from stream_app.messages import (
     encode_delta,
     encode_sum,
 )
+from stream_app.metrics.instruments import ACCEPTED, REFUSED, Metrics, Released
 from stream_app.stages.runner import Log, Output, Record, Runner, Stage
 
 log = logging.getLogger("shufflebandit.shuffle")
@@ -44,6 +45,7 @@ class ShufflePartition:
         self._windows: dict[str, Window] = {}
         self._known: dict[bytes, _Known] = {}
         self._outputs: list[Output] = []
+        self._opened_ms: dict[str, int] = {}  # by batch id; not of those found at recovery
         self._warned: set[str] = set()
         self._position = 0
         self._mark = 0
@@ -110,12 +112,16 @@ class ShufflePartition:
         return Refusal.UNKNOWN_BATCH
 
     def _release(self, window: Window) -> None:
-        self._outputs.append(Output("sums", window.key, encode_sum(window.release())))
+        release = window.release()
+        opened_ms = self._opened_ms.get(window.batch_id)
+        times = Released(opened_ms, release.first.time_ms, release.last.time_ms)
+        self._outputs.append(Output("sums", window.key, encode_sum(release), times))
         self._forget(window)
 
     def _forget(self, window: Window) -> None:
         """Close a window; its checkpoints get tombstones in the same transaction."""
         del self._windows[window.batch_id]
+        self._opened_ms.pop(window.batch_id, None)
         for number in range(window.deltas):
             key = delta_key(window.key, window.batch_id, number)
             self._outputs.append(Output("windows", key, None))
@@ -146,9 +152,9 @@ class ShufflePartition:
     def side(self, records: Sequence[Record]) -> None:
         """Open what the newest assignment lists, close what it no longer lists."""
         for record in records:
-            self._assign(record.key, record.value)
+            self._assign(record.key, record.value, record.timestamp)
 
-    def _assign(self, key: bytes | None, value: bytes | None) -> None:
+    def _assign(self, key: bytes | None, value: bytes | None, at_ms: int | None = None) -> None:
         listed = self._listed(key, value)
         if listed is None or key is None:
             return
@@ -158,6 +164,8 @@ class ShufflePartition:
             sequence = terms.sequence
             if sequence > known.highest:
                 self._windows[batch_id] = open_window(batch_id, terms)
+                if at_ms is not None:
+                    self._opened_ms[batch_id] = at_ms
                 known.highest = sequence
             elif known.listed.get(sequence) != batch_id:
                 self._warn(f"batch {batch_id}", "second terms under a known sequence number")
@@ -195,6 +203,20 @@ class ShufflePartition:
         if what not in self._warned and len(self._warned) < 1000:
             self._warned.add(what)
             log.warning("refused %s: %s", what, why)
+
+    # -- numbers for the metrics: nothing that depends on the ones of an open window --------------
+
+    def counts(self) -> dict[str, int]:
+        """Reports by outcome, and terms and assignments that were refused."""
+        refused = {str(reason): count for reason, count in self.refused.items()}
+        return {ACCEPTED: self.accepted, **refused, REFUSED: self.refused_terms}
+
+    def levels(self) -> dict[str, int]:
+        """The open windows, the reports in them, and how many they will have."""
+        windows = self._windows.values()
+        filled = sum(len(window.ids) for window in windows)
+        wanted = sum(window.size for window in windows)
+        return {"windows": len(windows), "filled": filled, "wanted": wanted}
 
     # -- recovery --------------------------------------------------------------------------------
 
@@ -264,7 +286,7 @@ def peek_batch(value: bytes | None) -> str:
     return decode_sum(value).batch_id
 
 
-def make_runner(settings: Settings) -> Runner:
+def make_runner(settings: Settings, metrics: Metrics | None = None) -> Runner:
     """The shuffle stage of a worker."""
     shuffle = settings.shuffle
 
@@ -274,4 +296,4 @@ def make_runner(settings: Settings) -> Runner:
     stage = Stage(
         "shuffle", "reports", "assignments", False, shuffle.group, shuffle.instance_id, make
     )
-    return Runner(settings.kafka, stage)
+    return Runner(settings.kafka, stage, metrics)

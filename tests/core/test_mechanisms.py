@@ -216,7 +216,7 @@ def test_delta_below_what_floats_hold(kind: tuple[MechanismName, Calibration], d
 def test_too_many_noise_bits() -> None:
     """A report that no device could draw is refused with the remedy."""
     with pytest.raises(ConfigurationError, match=r"batch_size = 2: .*use larger batches or disc"):
-        calibrate(promise(2, "0.00001"), BINOMIAL)
+        calibrate(promise(2, "0.00001"), BINOMIAL, PAPER)
 
 
 def test_a_calibration_takes_milliseconds_for_a_billion_users() -> None:

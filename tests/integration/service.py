@@ -24,7 +24,7 @@ from stream_app.messages import Assignment
 def settings_for(bootstrap: str, **shuffle: object) -> Settings:
     """Settings with topics and groups of their own on a shared broker."""
     prefix = f"t{secrets.token_hex(4)}"
-    settings = load_settings(None, {})
+    settings = load_settings(None, {"SHUFFLEBANDIT_METRICS_PORT": "0"})
     return dataclasses.replace(
         settings,
         kafka=dataclasses.replace(settings.kafka, bootstrap=bootstrap, topic_prefix=prefix),
@@ -43,6 +43,7 @@ def environment(settings: Settings) -> dict[str, str]:
         "SHUFFLE_INSTANCE_ID": settings.shuffle.instance_id,
         "AGENT_GROUP": settings.agent.group,
         "AGENT_INSTANCE_ID": settings.agent.instance_id,
+        "METRICS_PORT": str(settings.metrics.port),
     }
     return {**os.environ, **{f"SHUFFLEBANDIT_{name}": value for name, value in given.items()}}
 

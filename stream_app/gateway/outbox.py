@@ -1,0 +1,189 @@
+"""Holds reports of several senders together and sends them to Kafka in random order.
+
+A hold leaves when enough requests are in it, or when its time has come; all of it shares one
+acknowledgement, so a request is never half sent. What waits is bounded: when Kafka is slow or away,
+senders are told to come again (they send the same bytes, and the shuffle stage counts a report
+once). A record's time is that of its hold, the same for all in it.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+
+from stream_app import kafka
+from stream_app.config import Settings
+from stream_app.errors import Unavailable
+from stream_app.logs import log
+
+T = TypeVar("T")
+
+_IN_FLIGHT = 4
+_BATCH_BYTES = 1 << 19
+_MOST_AT_ONCE = 20_000  # reports in one hold
+_BACKOFF_S = 0.5
+
+
+class Full(Exception):
+    """No more reports can wait."""
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """Reports that wait together."""
+
+    sent: asyncio.Future[None]
+    requests: int = 0
+    reports: list[tuple[int, bytes, bytes]] = field(default_factory=list)  # partition, key, value
+    timer: asyncio.TimerHandle | None = None
+
+
+class Outbox:
+    """All reports between their sender and Kafka."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.connected = False
+        self.waiting = 0  # reports held or in flight
+        self._kafka, self._settings = settings.kafka, settings.gateway
+        self._topic = kafka.topic(settings.kafka, "reports")
+        self._open: Hold | None = None
+        self._closed: asyncio.Queue[Hold] = asyncio.Queue()
+
+    def put(self, partition: int, key: bytes, values: Sequence[bytes]) -> asyncio.Future[None]:
+        """Take a request's reports; the future ends once Kafka has them, or with Unavailable.
+
+        Raises Unavailable while Kafka is away, and Full.
+        """
+        if not self.connected:
+            raise Unavailable("Kafka is away")
+        if self.waiting + len(values) > self._settings.max_waiting_reports:
+            raise Full
+        hold = self._open
+        if hold is None:
+            loop = asyncio.get_running_loop()
+            hold = self._open = Hold(loop.create_future())
+            hold.timer = loop.call_later(self._settings.hold_ms / 1000, self._close, hold)
+        hold.requests += 1
+        hold.reports.extend([(partition, key, value) for value in values])
+        self.waiting += len(values)
+        if hold.requests >= self._settings.hold_requests or len(hold.reports) >= _MOST_AT_ONCE:
+            self._close(hold)
+        return hold.sent
+
+    async def run(self) -> None:
+        """Send, for ever."""
+        known = True
+        while True:
+            try:
+                async with kafka.producer(
+                    self._kafka,
+                    compression_type=None,
+                    max_batch_size=_BATCH_BYTES,
+                    retry_backoff_ms=50,
+                ) as producer:
+                    self.connected = True
+                    if not known:
+                        log.info("gateway: reports are sent again")
+                    known = True
+                    await self._send_until_it_fails(producer)
+            except (Unavailable, KafkaError, TimeoutError) as error:
+                if known:
+                    log.warning("gateway: Kafka takes no reports (%s)", type(error).__name__)
+                known = False
+            finally:
+                self._give_up()
+            await asyncio.sleep(_BACKOFF_S)
+
+    async def _send_until_it_fails(self, producer: AIOKafkaProducer) -> None:
+        senders = [asyncio.ensure_future(self._send_all(producer)) for _ in range(_IN_FLIGHT)]
+        try:
+            done, _ = await asyncio.wait(senders, return_when=asyncio.FIRST_COMPLETED)
+            # Before the producer is stopped, which may take seconds: nobody waits for that.
+            self._give_up()
+            for sender in done:
+                sender.result()
+        finally:
+            for sender in senders:
+                sender.cancel()
+            await asyncio.gather(*senders, return_exceptions=True)
+
+    async def _send_all(self, producer: AIOKafkaProducer) -> None:
+        while True:
+            hold = await self._closed.get()
+            try:
+                async with asyncio.timeout(self._settings.acknowledge_s):
+                    await self._send(producer, hold)
+            except BaseException:
+                self._end(hold, Unavailable("Kafka did not acknowledge"))
+                raise
+            self._end(hold, None)
+
+    async def _send(self, producer: AIOKafkaProducer, hold: Hold) -> None:
+        acknowledgements = []
+        for partition, batch in self._batches(producer, shuffled(hold.reports)):
+            sent = await producer.send_batch(batch, self._topic, partition=partition)
+            sent.add_done_callback(_seen)
+            acknowledgements.append(sent)
+        for sent in acknowledgements:
+            await sent
+
+    def _batches(
+        self, producer: AIOKafkaProducer, reports: Sequence[tuple[int, bytes, bytes]]
+    ) -> list[tuple[int, Any]]:
+        now_ms = int(time.time() * 1000)
+        batches: list[tuple[int, Any]] = []
+        current: dict[int, Any] = {}
+        for partition, key, value in reports:
+            batch = current.get(partition)
+            if batch is None or batch.append(timestamp=now_ms, key=key, value=value) is None:
+                batch = current[partition] = producer.create_batch()
+                batches.append((partition, batch))
+                batch.append(timestamp=now_ms, key=key, value=value)
+        for _, batch in batches:
+            batch.close()
+        return batches
+
+    def _close(self, hold: Hold) -> None:
+        if self._open is hold:
+            self._open = None
+            if hold.timer is not None:
+                hold.timer.cancel()
+            self._closed.put_nowait(hold)
+
+    def _end(self, hold: Hold, error: Unavailable | None) -> None:
+        if hold.sent.done():
+            return
+        self.waiting -= len(hold.reports)
+        if error is None:
+            hold.sent.set_result(None)
+        else:
+            hold.sent.set_exception(error)
+            hold.sent.exception()  # seen: a sender may have gone
+
+    def _give_up(self) -> None:
+        """Nothing that waits is sent any more."""
+        self.connected = False
+        if self._open is not None:
+            self._close(self._open)
+        while not self._closed.empty():
+            self._end(self._closed.get_nowait(), Unavailable("Kafka is away"))
+
+
+def shuffled(
+    items: Sequence[T], entropy: Callable[[int], bytes] = secrets.token_bytes
+) -> list[T]:
+    """The items in random order, by the operating system's randomness: a sort by 64-bit draws."""
+    draws = np.frombuffer(entropy(8 * len(items)), dtype="<u8")
+    return [items[i] for i in np.argsort(draws).tolist()]
+
+
+def _seen(sent: "asyncio.Future[Any]") -> None:
+    """Mark a failure as seen: the first one is raised, the rest say the same."""
+    if not sent.cancelled():
+        sent.exception()
