@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 ARGS ?=
 .DEFAULT_GOAL := help
 
-.PHONY: help install kafka demo test lint bench clean
+.PHONY: help install kafka prometheus browser demo demo-web observe dashboard test lint bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -18,13 +18,28 @@ $(VENV)/.installed: pyproject.toml
 install: $(VENV)/.installed ## create .venv and install the project with its development tools
 
 kafka: install ## fetch the local Kafka (needs Java 17 and Maven; installs them with apt where it may)
-	@deploy/kafka/ensure-java
+	@deploy/ensure java maven
 	@$(BIN)/shufflebandit broker --fetch-only
 
 demo: kafka ## run the whole thing with a live view; ARGS="--preset vb-sdp-ae" for the paper's own algorithm
 	@$(BIN)/shufflebandit demo $(ARGS)
 
-test: kafka lint ## lint, then run every test
+demo-web: kafka ## a shop page to try in a browser: it adds the noise before anything leaves it
+	@$(BIN)/shufflebandit demo-web $(ARGS)
+
+prometheus: ## install Prometheus, where it may
+	@deploy/ensure prometheus
+
+observe: kafka prometheus ## keep the demo running with Prometheus, and Grafana where it is installed
+	@$(BIN)/python deploy/observe.py $(ARGS)
+
+dashboard: install ## write Grafana's dashboard anew
+	@$(BIN)/python deploy/grafana/generate.py
+
+browser: ## install a Chromium for the tests of the web pages, where it may
+	@deploy/ensure chromium || true
+
+test: kafka prometheus browser lint ## lint, then run every test
 	$(BIN)/pytest --cov=stream_app.core --cov-report=term --cov-fail-under=95 $(ARGS)
 
 lint: install ## ruff, mypy, import-linter

@@ -23,8 +23,8 @@ import uvloop
 from faust.app import BootStrategy
 from faust.web.base import BlueprintManager
 
-from stream_app import kafka, logs, monitor, pages, serving
-from stream_app.config import MonitorSettings, Settings
+from stream_app import gateway, kafka, logs, monitor, pages, serving
+from stream_app.config import GatewaySettings, MonitorSettings, Settings
 from stream_app.errors import Unavailable
 from stream_app.logs import log
 from stream_app.metrics import endpoint
@@ -48,6 +48,7 @@ class Role(StrEnum):
     SHUFFLE = "shuffle"
     AGENT = "agent"
     MONITOR = "monitor"
+    GATEWAY = "gateway"
 
 
 # The topics that a role must be able to see.
@@ -55,6 +56,7 @@ _TOPICS: dict[Role, frozenset[str]] = {
     Role.SHUFFLE: frozenset({"assignments", "reports", "sums", "windows"}),
     Role.AGENT: frozenset({"assignments", "experiments", "sums"}),
     Role.MONITOR: frozenset({"assignments", "sums"}),
+    Role.GATEWAY: frozenset({"assignments", "reports"}),
 }
 
 
@@ -79,11 +81,14 @@ class Part(mode.Service):
     def __init__(self, name: str, runs: Runs, stop: asyncio.Event) -> None:
         super().__init__()
         self.name, self._runs, self._stop = name, runs, stop
-        self.unready = runs.unready
 
     async def on_start(self) -> None:
         """Begin to run."""
         self._work = asyncio.ensure_future(self._runs.run(self._stop))
+
+    def unready(self) -> str:
+        """What it waits for, in words; empty while it does its work."""
+        return self._runs.unready()
 
     @mode.Service.task
     async def _watch(self) -> None:
@@ -166,6 +171,8 @@ def build(settings: Settings, roles: frozenset[Role], metrics: Metrics | None = 
         runs[Role.AGENT] = elimination.make_runner(settings, metrics)
     if Role.MONITOR in roles:
         runs[Role.MONITOR] = _monitor(app, settings, metrics)
+    if Role.GATEWAY in roles:
+        runs[Role.GATEWAY] = gateway.make_runner(settings)
     app.runs(runs)
     return app
 
@@ -198,8 +205,17 @@ class _Worker(faust.Worker):
         log.info("running: %s", ", ".join(part.name for part in self._parts))
 
 
-def check_port(settings: MonitorSettings) -> None:
-    """Raises Unavailable if the monitor could not listen."""
+def check_port(settings: MonitorSettings | GatewaySettings) -> None:
+    """Raises Unavailable if the monitor or the gateway could not listen."""
+    if isinstance(settings, MonitorSettings):
+        section, remedy = (
+            "monitor",
+            (
+                "choose another with --web-port, or run without the monitor role: --roles shuffle,agent"
+            ),
+        )
+    else:
+        section, remedy = "gateway", "choose another in the settings, gateway.port"
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -207,9 +223,8 @@ def check_port(settings: MonitorSettings) -> None:
             probe.bind((settings.host, settings.port))
         except OSError as error:
             raise Unavailable(
-                f"monitor.port = {settings.port}: cannot listen on {settings.host}: "
-                f"{error.strerror}; choose another with --web-port, or run without the monitor "
-                "role: --roles shuffle,agent"
+                f"{section}.port = {settings.port}: cannot listen on {settings.host}: "
+                f"{error.strerror}; {remedy}"
             ) from None
 
 
@@ -218,6 +233,8 @@ def serve(settings: Settings, roles: frozenset[Role]) -> int:
     logs.setup()
     if Role.MONITOR in roles:
         check_port(settings.monitor)
+    if Role.GATEWAY in roles:
+        check_port(settings.gateway)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, roles))
 

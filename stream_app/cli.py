@@ -15,7 +15,9 @@ COMMANDS = {
     "calibrate": "privacy",
     "certify": "privacy",
     "demo": "demo",
+    "demo-web": "demo_web",
     "experiment": "experiment",
+    "replay": "replay",
     "run": "run",
     "simulate": "simulate",
     "top": "top",
@@ -35,7 +37,7 @@ class _Lazy(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"stream_app.commands.{COMMANDS[cmd_name]}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
 

@@ -57,9 +57,12 @@ class KafkaSettings:
 class ShuffleSettings:
     """The shuffle stage."""
 
-    group: str = "shufflebandit-shuffle"
+    group: str = "shuffle"  # with the topics' prefix before it
     # A restart rereads at most about this many records of a partition of `reports`.
     max_reread_records: int = 500_000
+    # Reports that an open window has held longer are saved to `windows`; far below the retention
+    # of `reports`, so that retention never eats an open window.
+    max_unsaved_s: int = 3600
     # Names this worker to the group so that it gets its partitions back at once after a restart.
     # Only where names are unique (a StatefulSet).
     instance_id: str = ""
@@ -70,7 +73,7 @@ class ShuffleSettings:
 class AgentRoleSettings:
     """The elimination stage."""
 
-    group: str = "shufflebandit-agent"
+    group: str = "agent"  # with the topics' prefix before it
     instance_id: str = ""
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
 

@@ -27,14 +27,22 @@ from stream_app.errors import ConfigurationError, Unavailable
 
 DEFAULT_PARTITIONS = 8
 PUBLIC = ("experiments", "assignments", "sums")
-_COMPACT = {"cleanup.policy": "compact"}
+# The broker unpacks what clients compress: no codec of theirs can stop a reader, and no length of
+# a packed report tells what is in it.
+_PLAIN = {"compression.type": "uncompressed"}
+_COMPACT = {**_PLAIN, "cleanup.policy": "compact"}
 # Every topic with its clean-up; `reports` is kept a week at most, `sums` for ever.
 TOPICS: dict[str, dict[str, str]] = {
     "experiments": _COMPACT,
     "assignments": {**_COMPACT, "min.cleanable.dirty.ratio": "0.1"},
-    "reports": {"cleanup.policy": "delete", "retention.ms": str(7 * 24 * 3600 * 1000)},
+    "reports": {
+        **_PLAIN,
+        "cleanup.policy": "delete",
+        "retention.ms": str(7 * 24 * 3600 * 1000),
+        "message.timestamp.type": "LogAppendTime",
+    },
     "windows": {**_COMPACT, "min.cleanable.dirty.ratio": "0.1"},
-    "sums": {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
+    "sums": {**_PLAIN, "cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
 }
 
 

@@ -65,7 +65,7 @@ def decode_definition(value: bytes | None) -> Definition:
     raw = _object(value, "definition", "stopped")
     if type(raw["stopped"]) is not bool:
         raise InvalidInput("stopped: must be true or false")
-    return Definition(parse_experiment(orjson.dumps(raw["definition"])), raw["stopped"])
+    return Definition(parse_experiment(_dump(raw["definition"])), raw["stopped"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def decode_assignment(value: bytes | None) -> Assignment:
         value, "definition", "state", "serve", "phase", "epoch", "spent", "sequence", "folded",
         "arms", "open",
     )  # fmt: skip
-    experiment = parse_experiment(orjson.dumps(raw["definition"]))
+    experiment = parse_experiment(_dump(raw["definition"]))
     try:
         arms = tuple(_arm(arm) for arm in raw["arms"])
         opened = tuple(_open_batch(experiment, entry) for entry in raw["open"])
@@ -282,6 +282,22 @@ def decode_delta(value: bytes | None) -> Delta:
         _place(raw["first"]),
         _integer(raw, "reached"),
     )
+
+
+def _dump(raw: object) -> bytes:
+    try:
+        return orjson.dumps(raw)
+    except TypeError as error:  # nested deeper than orjson writes, though not than it reads
+        raise InvalidInput(str(error)) from None
+
+
+def peek_batch(value: bytes | None) -> tuple[int, str]:
+    """Sequence and batch id of a sum, of this or a later version. Raises InvalidInput."""
+    try:
+        batch_id = orjson.loads(value or b"")["batch"]
+        return int(batch_id.partition(".")[0]), batch_id
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"not a sum: {error}") from None
 
 
 def _object(value: bytes | None, *keys: str) -> dict[str, Any]:

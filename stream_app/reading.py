@@ -26,6 +26,7 @@ async def read_to_end(
     partition: TopicPartition,
     start: int | None = None,
     *,
+    compacted: bool = False,
     silent_s: float = _SILENT_S,
 ) -> AsyncGenerator[list[ConsumerRecord], None]:
     """All records from `start` (None: the oldest) to the end as of this call, and perhaps newer.
@@ -49,7 +50,9 @@ async def read_to_end(
             answered = consumer.last_poll_timestamp(partition)
             continue
         waited = time.monotonic() - since
-        if waited > _EMPTY_S and consumer.last_poll_timestamp(partition) != answered:
+        # A broker may also answer empty because it throttles us: only where compaction can have
+        # taken the last records is that the end.
+        if compacted and waited > _EMPTY_S and consumer.last_poll_timestamp(partition) != answered:
             return
         if waited > silent_s:
             raise KafkaTimeoutError(f"{partition.topic}: no answer for {silent_s:.0f} s")
@@ -71,7 +74,8 @@ async def read_partition(
     async with kafka.consumer(settings, committed=committed) as consumer:
         consumer.assign([place])
         try:
-            async for records in read_to_end(consumer, place, start):
+            compacted = kafka.TOPICS[topic]["cleanup.policy"] == "compact"
+            async for records in read_to_end(consumer, place, start, compacted=compacted):
                 yield records
         except KafkaError as error:
             raise kafka.unreachable(settings, error) from None

@@ -33,7 +33,7 @@ class Transcript:
         partition, key = kafka.partition_of(name, count), name.encode()
         left, deadline = MAX_LINES, time.monotonic() + _MAX_S
         async for records in read_partition(self._settings, "sums", partition, start=start):
-            chunk = []
+            chunk: list[bytes] = []
             for record in records:
                 if not left or time.monotonic() > deadline:
                     yield b"".join(chunk) + orjson.dumps({"next": record.offset}) + b"\n"

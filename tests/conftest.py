@@ -1,5 +1,5 @@
 import os
 
-pytest_plugins = ["tests.kafka_fixtures"]
+pytest_plugins = ["tests.chromium_fixtures", "tests.kafka_fixtures"]
 # Workers of several tests share a machine: no endpoint unless a test asks for one.
 os.environ["SHUFFLEBANDIT_METRICS_PORT"] = "0"

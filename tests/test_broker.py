@@ -234,7 +234,7 @@ def test_damaged_folder_is_fetched_again(maven: Path, damage: str, content: byte
 
 
 def test_script_knows_the_version() -> None:
-    """`ensure-java` looks for the jars where `fetch` puts them."""
-    script = (ROOT / "deploy" / "kafka" / "ensure-java").read_text()
+    """`deploy/ensure` looks for the jars where `fetch` puts them."""
+    script = (ROOT / "deploy" / "ensure").read_text()
 
     assert f"$cache/kafka-{KAFKA}/{MANIFEST}" in script

@@ -82,7 +82,7 @@ class Columns:
 
     def named(self) -> dict[str, str]:
         """Every column that must be there, with the option that asks for it."""
-        options = {
+        options: dict[str | None, str] = {
             self.arm: "--arm-column",
             self.reward: "--reward-column",
             self.time: "--time-column",
@@ -131,14 +131,14 @@ def reward(value: Any) -> float | None:
 
 def missing(value: Any) -> bool:
     """Whether a value is absent, in any of the usual spellings."""
-    return value is None or str(value).strip().lower() in _MISSING
+    return value is None or (len(word := str(value)) < 6 and word.strip().lower() in _MISSING)
 
 
 def seconds(value: Any) -> float | None:
     """A time as seconds since 1970 UTC: a number (s, ms, us or ns), ISO 8601, or a date."""
-    if isinstance(value, str):
+    if isinstance(value, str) and "-" in value[1:]:
         with contextlib.suppress(ValueError):
-            value = datetime.fromisoformat(value)
+            value = datetime.fromisoformat(value.strip())
     if isinstance(value, datetime):
         return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
     if isinstance(value, date):

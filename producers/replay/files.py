@@ -112,7 +112,7 @@ def opened(source: Source) -> Iterator[IO[bytes]]:
         raw.seek(0)
         stream: IO[bytes] = raw
         if head.startswith(_GZIP):
-            stream = gzip.open(raw)
+            stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw))
         elif head == _ZSTD:
             stream = _zstd(raw)
         try:

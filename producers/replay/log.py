@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from producers.replay import columns as cells
 from producers.replay.columns import Columns, Format
 from producers.replay.files import Source, detect
-from producers.replay.tables import Column, Table, read
+from producers.replay.records import Column, Table
+from producers.replay.tables import read, timestamps
 from stream_app.core.experiment import MAX_ARMS
 from stream_app.errors import ConfigurationError, InvalidInput
 
@@ -140,9 +141,7 @@ class Log:
             None if propensities is None else propensities[keep],
         )
 
-    def _skip(
-        self, reason: str, name: str, numbers: Sequence[int] | NDArray[np.int64]
-    ) -> None:
+    def _skip(self, reason: str, name: str, numbers: Sequence[int] | NDArray[np.int64]) -> None:
         self.skipped.setdefault(reason, Skipped()).add(name, numbers)
 
     def _drop(
@@ -215,7 +214,7 @@ class Log:
     def _times(self, name: str, table: Table, keep: NDArray[np.bool_]) -> Floats | None:
         if self.columns.time is None:
             return None
-        found: Floats = table.columns[self.columns.time].map(cells.seconds, None, np.float64)
+        found = timestamps(table.columns[self.columns.time])
         self._no_value(self.columns.time, "time", np.isnan(found), keep, name, table)
         return found
 
@@ -256,13 +255,14 @@ class Log:
         column = table.columns[self.columns.user]
         absent = column.map(cells.missing, True, np.bool_)
         self._drop(keep, absent, "no user", name, table)
-        hashes = column.map(_hash, 0, np.uint64)
+        hashes = np.append(_hashes(column.values), np.uint64(0))[column.codes]
         places = np.flatnonzero(keep)
         again = np.zeros(len(keep), dtype=np.bool_)
         again[places[~self._seen.first(hashes[places])]] = True
         self._drop(keep, again, "user seen before", name, table)
 
 
-def _hash(value: object) -> int:
-    digest = hashlib.blake2b((cells.text(value) or "").encode(), digest_size=8).digest()
-    return int.from_bytes(digest)
+def _hashes(values: Sequence[object]) -> NDArray[np.uint64]:
+    texts = [value if type(value) is str else cells.text(value) or "" for value in values]
+    digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)

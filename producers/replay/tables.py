@@ -1,7 +1,6 @@
 """Reading the columns of a log in chunks: CSV, JSON lines, DSJSON, Parquet. Memory stays flat.
 
-Every column comes as codes and the different values behind them, so that a value is looked at
-once per chunk. Rows have numbers: the record's place in its file from 1, a CSV's header included
+Rows have numbers: the record's place in its file from 1, a CSV's header included
 (its line, unless values span lines). Nothing is judged here but whether a row can be read at all.
 pyarrow reads CSV where it is installed (the extra `replay`), the csv module elsewhere.
 """
@@ -9,45 +8,28 @@ pyarrow reads CSV where it is installed (the extra `replay`), the csv module els
 import csv
 import importlib.util
 import io
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
-from producers.replay.columns import Format
+from producers.replay.columns import Format, seconds
 from producers.replay.files import Source, damaged, opened
-from stream_app.errors import ConfigurationError, InvalidInput, Unavailable
+from producers.replay.records import (
+    ROWS,
+    Column,
+    Table,
+    decision,
+    encode,
+    json_lines,
+    json_object,
+    present,
+)
+from stream_app.errors import Unavailable
 
 HAS_ARROW = importlib.util.find_spec("pyarrow") is not None
 _BLOCK_BYTES = 1 << 22
-_ROWS = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """Codes into the different values; -1 where there is none."""
-
-    codes: NDArray[np.int32]
-    values: list[Any]
-
-    def map(self, function: Callable[[Any], Any], absent: Any, dtype: Any) -> NDArray[Any]:
-        """Each row's value through a function that is called once per different value."""
-        table = np.array([*(function(value) for value in self.values), absent], dtype=dtype)
-        mapped: NDArray[Any] = table[self.codes]
-        return mapped
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Some consecutive rows of one file."""
-
-    columns: dict[str, Column]
-    numbers: NDArray[np.int64]
-    # Rows that cannot be read: (reason, number).
-    unreadable: list[tuple[str, int]] = field(default_factory=list)
 
 
 def read(source: Source, form: Format, named: dict[str, str]) -> Iterator[Table]:
@@ -60,11 +42,11 @@ def read(source: Source, form: Format, named: dict[str, str]) -> Iterator[Table]
         return
     with opened(source) as stream:
         if form in (Format.JSONL, Format.DSJSON):
-            yield from _json_lines(source, stream, named, dsjson=form is Format.DSJSON)
+            yield from json_lines(source, stream, named, dsjson=form is Format.DSJSON)
             return
         separator = "\t" if source.suffix == ".tsv" else ","
         header = _header(source, separator)
-        _present(source, named, header)
+        present(source, named, header)
         reader = _arrow_csv if HAS_ARROW else _plain_csv
         yield from reader(source, stream, header, list(named), separator)
 
@@ -75,32 +57,33 @@ def column_names(source: Source, form: Format) -> list[str]:
         return list(_arrow("pyarrow.parquet").ParquetFile(source.path).schema_arrow.names)
     if form in (Format.JSONL, Format.DSJSON):
         with opened(source) as stream:
-            first = _object(stream.readline())
-        return list(_decision(first) if first and form is Format.DSJSON else first or {})
+            first = json_object(stream.readline())
+        return list(decision(first) if first and form is Format.DSJSON else first or {})
     return _header(source, "\t" if source.suffix == ".tsv" else ",")
 
 
-def encode(values: Sequence[Any]) -> Column:
-    """A column from plain values."""
-    codes: dict[Any, int] = {}
-    found = np.empty(len(values), dtype=np.int32)
-    for i, value in enumerate(values):
-        key = value if value is None or isinstance(value, str) else (type(value), repr(value))
-        found[i] = -1 if key is None or key == "" else codes.setdefault(key, len(codes))
-    different: list[Any] = [None] * len(codes)
-    for i, code in enumerate(found.tolist()):
-        if code >= 0:
-            different[code] = values[i]
-    return Column(found, different)
+def timestamps(column: Column) -> NDArray[np.float64]:
+    """Each row's time in seconds since 1970 UTC; nan where there is none."""
+    table = _arrow_seconds(column.values) if HAS_ARROW else None
+    if table is None:
+        return column.map(seconds, None, np.float64)
+    return np.append(table, np.nan)[column.codes]
 
 
-def _present(source: Source, named: dict[str, str], header: Sequence[str]) -> None:
-    for name, option in named.items():
-        if name not in header:
-            listed = ", ".join(header[:12]) + (", ..." if len(header) > 12 else "")
-            raise ConfigurationError(
-                f"{option} {name}: {source.name} has no such column; it has {listed}"
-            )
+def _arrow_seconds(values: list[Any]) -> NDArray[np.float64] | None:
+    """ISO 8601 texts, all with or all without a zone, read by arrow; None if they are not that."""
+    if len(values) < 100 or not isinstance(values[0], str):
+        return None
+    arrow = _arrow("pyarrow")
+    try:
+        texts = arrow.array(values, arrow.string())
+        # Without a zone it is UTC.
+        zone = "UTC" if values[0].endswith("Z") or values[0][-6:-5] in ("+", "-") else None
+        stamps = texts.cast(arrow.timestamp("us", zone)).cast(arrow.int64()).to_numpy()
+    except (arrow.ArrowInvalid, arrow.ArrowTypeError):
+        return None
+    found: NDArray[np.float64] = stamps / 1e6
+    return found
 
 
 def _header(source: Source, separator: str) -> list[str]:
@@ -204,7 +187,7 @@ def _plain_csv(
                 continue
             kept.append(row or [""] * len(header))
             numbers.append(number)
-            if len(kept) == _ROWS:
+            if len(kept) == ROWS:
                 yield table()
                 kept, numbers, unreadable = [], [], []
         yield table()
@@ -216,80 +199,8 @@ def _parquet(source: Source, named: dict[str, str]) -> Iterator[Table]:
     arrow, parquet = _arrow("pyarrow"), _arrow("pyarrow.parquet")
     try:
         file = parquet.ParquetFile(source.path)
-        _present(source, named, file.schema_arrow.names)
+        present(source, named, file.schema_arrow.names)
         wanted = list(named)
-        yield from _numbered(file.iter_batches(_ROWS, columns=wanted), wanted, [])
+        yield from _numbered(file.iter_batches(ROWS, columns=wanted), wanted, [])
     except (arrow.ArrowInvalid, OSError) as error:
         raise damaged(source, error) from None
-
-
-def _json_lines(
-    source: Source, stream: IO[bytes], named: dict[str, str], *, dsjson: bool
-) -> Iterator[Table]:
-    rows: list[dict[str, Any]] = []
-    numbers: list[int] = []
-    unreadable: list[tuple[str, int]] = []
-    checked = False
-
-    def table() -> Table:
-        columns = {name: encode([_at(row, name) for row in rows]) for name in named}
-        return Table(columns, np.array(numbers, dtype=np.int64), unreadable)
-
-    for number, line in enumerate(stream, start=1):
-        row = _object(line)
-        if row is not None and dsjson:
-            row = _decision(row)
-        if row is None:
-            reason = "blank line" if not line.strip() else "not a JSON object"
-            unreadable.append((reason, number))
-            continue
-        if not row:
-            unreadable.append(("not a decision", number))
-            continue
-        rows.append(row)
-        numbers.append(number)
-        if len(rows) == _ROWS:
-            checked = checked or _some_present(source, named, rows)
-            yield table()
-            rows, numbers, unreadable = [], [], []
-    if rows and not checked:
-        _some_present(source, named, rows)
-    yield table()
-
-
-def _some_present(source: Source, named: dict[str, str], rows: list[dict[str, Any]]) -> bool:
-    """A key may be absent from some records, but not from all of them."""
-    for name, option in named.items():
-        if all(_at(row, name) is None for row in rows):
-            _present(source, {name: option}, list(rows[0]))
-            raise InvalidInput(f"{option} {name}: {source.name} has no value there")
-    return True
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        found = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _at(row: dict[str, Any], path: str) -> Any:
-    """A key's value; dots reach into inner objects."""
-    if path in row:
-        return row[path]
-    value: Any = row
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
-
-
-def _decision(row: dict[str, Any]) -> dict[str, Any]:
-    """What a DSJSON event says of its decision; empty for one that is not to be learned from."""
-    actions, chances = row.get("a"), row.get("p")
-    cost = row.get("_label_cost")
-    if row.get("_skipLearn") or not isinstance(cost, int | float) or not actions:
-        return {}
-    action = row.get("_label_Action", actions[0] if isinstance(actions, list) else None)
-    chance = row.get("_label_probability", chances[0] if isinstance(chances, list) else None)
-    return {**row, "action": action, "probability": chance, "reward": 0.0 - cost}

@@ -79,6 +79,7 @@ def _service(settings: Settings, port: int, folder: Path) -> Iterator[Any]:
     """The service as a process of its own, as an operator would run it."""
     log = folder / "service.log"
     command = [sys.executable, "-m", "stream_app", "run", "--web-port", str(port)]
+    command += ["--metrics-port", str(free_port())]
     process = supervised([*command, "--bootstrap", settings.kafka.bootstrap], log)
 
     def alive() -> None:

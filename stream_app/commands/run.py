@@ -10,10 +10,13 @@ from stream_app.config import Settings
 from stream_app.errors import ConfigurationError
 
 ROLES = "shuffle,agent,monitor"
+ALL_ROLES = f"{ROLES},gateway"
 
 
 @click.command()
-@click.option("--roles", default=ROLES, show_default=True, help="What this worker does.")
+@click.option(
+    "--roles", default=ROLES, show_default=True, help=f"What this worker does, of {ALL_ROLES}."
+)
 @click.option("--web-port", type=click.IntRange(1, 65535), help="The monitor's port.")
 @click.option(
     "--metrics-port", type=click.IntRange(0, 65535), help="The metrics' port; 0 for no metrics."
@@ -38,5 +41,5 @@ def run(settings: Settings, roles: str, web_port: int | None, metrics_port: int 
     wanted = [role.strip() for role in roles.split(",")]
     for role in wanted:
         if role not in list(app.Role):
-            raise ConfigurationError(f"--roles {role!r}: must be one or more of {ROLES}")
+            raise ConfigurationError(f"--roles {role!r}: must be one or more of {ALL_ROLES}")
     sys.exit(app.serve(settings, frozenset(app.Role(role) for role in wanted)))

@@ -60,13 +60,20 @@ def _deviance(x: int, mean: float, difference: float) -> float:
     return total
 
 
+def _log_probability(numerator: int) -> float:
+    """log(numerator / 2**64), accurate at both ends."""
+    if numerator > HALF:
+        return math.log1p(-(ONE - numerator) / ONE)
+    return math.log(numerator) - PROBABILITY_BITS * math.log(2)
+
+
 def log_binomial_pmf(x: int, trials: int, numerator: int) -> float:
     """log P(Bin(trials, numerator / 2**64) = x), by Loader's saddle-point form."""
     complement = ONE - numerator
     if x == 0:
-        return trials * math.log1p(-numerator / ONE)
+        return trials * _log_probability(complement)
     if x == trials:
-        return trials * math.log1p(-complement / ONE)
+        return trials * _log_probability(numerator)
     # x - nq as an exact integer over 2**64: at n = 1e9 a float difference would lose digits.
     difference = ((x << PROBABILITY_BITS) - trials * numerator) / ONE
     rest = trials - x

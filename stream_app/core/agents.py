@@ -23,7 +23,7 @@ from functools import lru_cache
 import numpy as np
 
 from stream_app.core.confidence import Confidence
-from stream_app.core.experiment import Experiment, Order, Test
+from stream_app.core.experiment import MAX_HORIZON, Experiment, Order, Test
 from stream_app.core.schedules import Noises, Plan, mechanism_noise, plan
 from stream_app.errors import IllegalTransition
 
@@ -136,6 +136,8 @@ class Agent:
 
     def stop(self, state: State) -> State:
         """The state after the operator stopped it: nothing is open, nothing more is learned."""
+        if state.status is not Status.RUNNING:
+            return state
         return replace(state, status=Status.STOPPED, open=(), serve=self.leader(state))
 
     def decide(self, states: Sequence[State]) -> list[State]:
@@ -232,7 +234,7 @@ class Agent:
         return replace(state, open=opened, sequence=state.sequence + len(opened))
 
     def _exhausted(self, state: State) -> State:
-        if self.experiment.agent.horizon_known:
+        if self.experiment.agent.horizon_known or 2 * self.horizon(state) > MAX_HORIZON:
             ended = replace(state, phase=state.phase - 1)
             return replace(ended, status=Status.EXHAUSTED, serve=self.leader(ended))
         arms = (ArmState(),) * len(state.arms)

@@ -120,16 +120,19 @@ class Confidence:
         plan = self.plan
         counts, weights = self._evidence(batches)
         mass = counts * plan.users
+        reach = np.sum(mass * weights, -1)
         sign = 1.0 if mirrored else -1.0
 
         def bound(theta: Floats) -> Floats:
             tilt = theta[..., None] * weights
             shrink = -np.expm1(-tilt)
             target = level + theta * sums + np.sum(counts * plan.noise.log_mgf(sign * tilt), -1)
-            return _solve(mass, shrink, target)
+            # Above 1 the bound proves nothing; how far above still tells the search where to go.
+            linear = target / (theta * reach)
+            return np.where(linear >= 1, linear, _solve(mass, shrink, target))
 
         low, high = self._range(counts, weights, level)
-        return minimise(bound, low, high)[1]
+        return np.minimum(1.0, minimise(bound, low, high)[1])
 
     def _radius(self, batches: Ints) -> Floats:
         """I of the symmetric tests `paper` and `chernoff`."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from enum import StrEnum
+from fractions import Fraction
 from functools import lru_cache
 from struct import Struct
 
@@ -24,8 +25,11 @@ from stream_app.errors import ConfigurationError
 Entropy = Callable[[int], bytes]
 MAX_BATCH_SIZE = 1_000_000_000
 MIN_EPSILON = Decimal("0.00001")
+MAX_EPSILON = Decimal(1_000_000)  # 50 and more give the same noise; this only bounds its spelling
+MIN_DELTA = Decimal("1E-60")
 # More noise bits than this in one report could not be drawn by a device.
 MAX_REPORT_BITS = 1 << 32
+MAX_TRIALS = 1 << 44
 
 
 class MechanismName(StrEnum):
@@ -60,9 +64,18 @@ class Promise:
     def __post_init__(self) -> None:
         _require(self.epsilon.is_finite() and self.epsilon > 0, "epsilon", self.epsilon, "above 0")
         _require(
-            self.epsilon >= MIN_EPSILON, "epsilon", self.epsilon, f"at least {plain(MIN_EPSILON)}"
+            MIN_EPSILON <= self.epsilon <= MAX_EPSILON,
+            "epsilon",
+            self.epsilon,
+            f"from {plain(MIN_EPSILON)} to {MAX_EPSILON}",
         )
-        _require(0 < self.delta < 1, "delta", self.delta, "between 0 and 1, both excluded")
+        _require(
+            self.delta.is_finite() and 0 < self.delta < 1,
+            "delta",
+            self.delta,
+            "between 0 and 1, both excluded",
+        )
+        _require(self.delta >= MIN_DELTA, "delta", self.delta, f"at least {MIN_DELTA}")
         _require(
             1 <= self.batch_size <= MAX_BATCH_SIZE,
             "batch_size",
@@ -70,13 +83,16 @@ class Promise:
             f"a whole number from 1 to {MAX_BATCH_SIZE}",
         )
         _require(
-            0 < self.honest_fraction <= 1, "honest_fraction", self.honest_fraction, "in (0, 1]"
+            self.honest_fraction.is_finite() and 0 < self.honest_fraction <= 1,
+            "honest_fraction",
+            self.honest_fraction,
+            "in (0, 1]",
         )
 
     @property
     def honest(self) -> int:
         """h = max(1, floor(g m)), in exact arithmetic."""
-        return max(1, int(self.honest_fraction * self.batch_size))
+        return max(1, math.floor(Fraction(self.honest_fraction) * self.batch_size))
 
     @property
     def effective_epsilon(self) -> float:
@@ -289,13 +305,16 @@ def rebuild(
     """A mechanism from a certificate's or a batch's stated parameters, as they stand there."""
     if name is MechanismName.DISCRETE_LAPLACE:
         clip, table_bits = parameters["clip"], parameters["table_bits"]
-        _require(1 <= clip <= 1 << 24, "clip", clip, "from 1 to 2**24")
+        # Certifying costs by these: more than any calibration asks for is refused unread.
+        most = math.ceil(500 / promise.effective_epsilon)
+        _require(1 <= clip <= most, "clip", clip, f"from 1 to {most}")
         _require(table_bits in (64, 128), "table_bits", table_bits, "64 or 128")
         return DiscreteLaplace(promise, clip, table_bits)
     total, numerator = parameters["trials"], parameters["success_numerator"]
     trials, rest = divmod(total, promise.batch_size)
     _require(trials >= 1 and rest == 0, "trials", total, "a positive multiple of batch_size")
     _require(trials <= MAX_REPORT_BITS, "trials", total, f"at most {MAX_REPORT_BITS} a user")
+    _require(total <= MAX_TRIALS, "trials", total, f"at most {MAX_TRIALS}")
     _require(0 < numerator < accounting.ONE, "success_numerator", numerator, "in (0, 2**64)")
     stated = parameters["success_bits"]
     _require(stated == accounting.PROBABILITY_BITS, "success_bits", stated, "64")

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_app.core.experiment import Experiment, ScheduleName, Test
+from stream_app.core.mechanisms import MAX_BATCH_SIZE
 from stream_app.core.noise import AnyNoise, Floats, stack
-from stream_app.errors import ConfigurationError
 
+# An arm gets no more batches than this, whatever the horizon.
 MAX_BATCHES = 1_000_000
 Noises = Callable[[int], tuple[AnyNoise, float, float]]
 
@@ -86,19 +87,18 @@ def mechanism_noise(experiment: Experiment) -> Noises:
 def plan(experiment: Experiment, horizon: int, noises: Noises) -> Plan:
     """The batches that can happen within the horizon: of one arm, or of two that compete."""
     share = horizon if experiment.agent.test is Test.KL_UCB else horizon // 2
-    _, _, default_size = noises(1_000_000 if experiment.agent.schedule is ScheduleName.FIXED else 1)
+    fixed = experiment.agent.schedule is ScheduleName.FIXED and experiment.agent.batch_size is None
+    default_size = noises(1_000_000)[2] if fixed else 0.0
     fitting: list[int] = []
     total = 0
-    for size in sizes(experiment, horizon, default_size):
+    for wanted in sizes(experiment, horizon, default_size):
+        size = min(wanted, MAX_BATCH_SIZE)
         total += size
         if total > share and fitting:
             break
         fitting.append(size)
-        if len(fitting) > MAX_BATCHES:
-            raise ConfigurationError(
-                f"agent.batch_size = {fitting[0]}: more than {MAX_BATCHES} batches for horizon = "
-                f"{horizon}; use larger batches"
-            )
+        if len(fitting) == MAX_BATCHES:
+            break
     distinct = sorted(set(fitting))
     index = {size: i for i, size in enumerate(distinct)}
     known = [noises(size) for size in distinct]

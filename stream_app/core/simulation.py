@@ -190,11 +190,11 @@ def _finish(
         xs, ys = zip(*path, strict=True)
         curve += np.interp(points, xs, ys)
         regrets[i] = np.interp(last, xs, ys)
-    best = int(np.argmin(gaps))
+    best = np.flatnonzero(gaps == 0)
     return Block(
         regret=regrets,
         decided_at=np.array([s.users if s.status is Status.DECIDED else np.nan for s in states]),
-        best_kept=np.array([s.arms[best].viable for s in states]),
+        best_kept=np.array([any(s.arms[b].viable for b in best) for s in states]),
         curve=curve,
     )
 

@@ -59,7 +59,7 @@ class Limits:
 
     max_epsilon: Decimal = Decimal(2)
     max_delta: Decimal = Decimal("0.0001")
-    max_honest_fraction: Decimal = Decimal(1)
+    max_honest_fraction: Decimal = Decimal("0.9")
     max_batch_size: int = 1_000_000_000
     max_attribution_ms: int = 7 * 24 * 3600 * 1000
 
@@ -114,7 +114,12 @@ def batch_id(terms: Mapping[str, Any]) -> str:
 
 def parse(raw: object) -> Terms:
     """Terms from the wire; every field is checked. Raises InvalidInput."""
-    if not isinstance(raw, dict) or set(raw) != _KEYS or raw["version"] != VERSION:
+    if (
+        not isinstance(raw, dict)
+        or set(raw) != _KEYS
+        or type(raw["version"]) is not int
+        or raw["version"] != VERSION
+    ):
         raise InvalidInput(f"terms must have exactly the keys {', '.join(sorted(_KEYS))}")
     try:
         name, calibration = MechanismName(raw["mechanism"]), Calibration(raw["calibration"])
@@ -164,7 +169,10 @@ def check(stated_id: str, raw: object, limits: Limits) -> Terms:
                 f"batch {stated_id[:80]}: {setting} = {value} is above the limit of {most} "
                 f"(setting limits.max_{setting})"
             )
-    certified = terms.mechanism.certified_delta
+    try:
+        certified = terms.mechanism.certified_delta
+    except (ArithmeticError, ValueError) as error:
+        raise InvalidInput(f"batch {stated_id[:80]}: cannot be certified: {error}") from None
     if certified > promise.delta:
         raise InvalidInput(
             f"batch {stated_id[:80]}: its noise gives delta = {certified:.3g}, "
@@ -173,9 +181,17 @@ def check(stated_id: str, raw: object, limits: Limits) -> Terms:
     return terms
 
 
+def _encodable(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _text(raw: Mapping[str, Any], key: str) -> str:
     value = raw[key]
-    if not isinstance(value, str) or not 0 < len(value) <= 200:
+    if not isinstance(value, str) or not 0 < len(value) <= 200 or not _encodable(value):
         raise InvalidInput(f"terms: {key} must be a text of 1 to 200 characters")
     return value
 

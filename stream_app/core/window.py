@@ -10,7 +10,9 @@ import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from stream_app.core.terms import Terms
+import numpy as np
+
+from stream_app.core.terms import MAX_INTEGER, Terms
 
 MAX_DELTA_IDS = 32_768  # 512 KB
 
@@ -91,11 +93,11 @@ class Window:
         self.fresh.append(report_id)
         self.fresh_total += ones
         if self.fresh_first is None:
-            self.fresh_first = Place(offset, time_ms)
+            self.fresh_first = _place(offset, time_ms)
             if self.first is None:
                 self.first = self.fresh_first
         if len(self.ids) == self.size:
-            self.last = Place(offset, time_ms)
+            self.last = _place(offset, time_ms)
         return None
 
     @property
@@ -146,6 +148,11 @@ class Window:
         self.reached, self.deltas = delta.reached, delta.number + 1
 
 
+def _place(offset: int, time_ms: int) -> Place:
+    """A record's time may be its sender's word: keep it within JSON's whole numbers."""
+    return Place(offset, min(max(time_ms, 0), MAX_INTEGER))
+
+
 def open_window(batch_id: str, terms: Terms) -> Window:
     """An empty window for a batch whose terms were checked."""
     mechanism = terms.mechanism
@@ -155,4 +162,6 @@ def open_window(batch_id: str, terms: Terms) -> Window:
 
 def digest(ids: set[bytes]) -> str:
     """SHA-256 over the sorted report ids: what an auditor compares."""
-    return hashlib.sha256(b"".join(sorted(ids))).hexdigest()
+    halves = np.frombuffer(b"".join(ids), dtype=">u8").reshape(-1, 2)
+    order = np.lexsort((halves[:, 1].astype(np.uint64), halves[:, 0].astype(np.uint64)))
+    return hashlib.sha256(halves[order].tobytes()).hexdigest()

@@ -76,7 +76,9 @@ def sift(posting: Posting, reports: list[Any]) -> tuple[list[Outcome], list[byte
         outcome = _judge(posting, report)
         outcomes.append(outcome)
         if outcome is Outcome.ACCEPTED:
-            values.append(encode_report(report["batch"], bytes.fromhex(report["id"]), report["ones"]))
+            values.append(
+                encode_report(report["batch"], bytes.fromhex(report["id"]), report["ones"])
+            )
     return outcomes, values
 
 

@@ -175,9 +175,7 @@ class Outbox:
             self._end(self._closed.get_nowait(), Unavailable("Kafka is away"))
 
 
-def shuffled(
-    items: Sequence[T], entropy: Callable[[int], bytes] = secrets.token_bytes
-) -> list[T]:
+def shuffled(items: Sequence[T], entropy: Callable[[int], bytes] = secrets.token_bytes) -> list[T]:
     """The items in random order, by the operating system's randomness: a sort by 64-bit draws."""
     draws = np.frombuffer(entropy(8 * len(items)), dtype="<u8")
     return [items[i] for i in np.argsort(draws).tolist()]

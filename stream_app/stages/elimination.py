@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from stream_app.config import Settings, dump_experiment
 from stream_app.core.agents import Agent, Status
-from stream_app.errors import InvalidInput
+from stream_app.core.experiment import Experiment
+from stream_app.errors import ConfigurationError, InvalidInput
 from stream_app.messages import (
     Assignment,
     Sum,
@@ -21,9 +22,13 @@ from stream_app.messages import (
     terms_of,
 )
 from stream_app.metrics.instruments import REFUSED, Assigned, Metrics
-from stream_app.stages.runner import Log, Output, Record, Runner, Stage
+from stream_app.stages import recovery
+from stream_app.stages.partition import Log, Output, Record, Stage
+from stream_app.stages.runner import Runner
 
 log = logging.getLogger("shufflebandit.agent")
+# Kafka takes records of 1 MB; an assignment grows a little while its numbers do.
+MAX_ASSIGNMENT_BYTES = 700_000
 
 
 class EliminationPartition:
@@ -34,6 +39,7 @@ class EliminationPartition:
         self._agents: dict[bytes, Agent] = {}
         self._changed: set[bytes] = set()
         self._released_ms: dict[bytes, list[int]] = {}  # of the sums folded since the last `take`
+        self._unreadable: set[bytes] = set()
         self._warned: set[str] = set()
         self.refused = 0
 
@@ -78,16 +84,32 @@ class EliminationPartition:
         if key is None or experiment.name.encode() != key:
             raise InvalidInput("its key is not its name")
         assignment = self._assignments.get(key)
+        if key in self._unreadable:
+            raise InvalidInput("its newest assignment cannot be read, so it cannot go on")
         if assignment is None:
-            agent = Agent(experiment)
-            self._agents[key] = agent
-            assignment = Assignment(experiment, agent.begin())
-            self._put(key, assignment)
+            assignment = self._begin(key, experiment)
         elif dump_experiment(assignment.experiment) != dump_experiment(experiment):
             raise InvalidInput("a running definition cannot be changed; use another name")
         if definition.stopped and assignment.state.status is Status.RUNNING:
             stopped = self._agent(key, assignment).stop(assignment.state)
             self._put(key, replace(assignment, state=stopped))
+
+    def _begin(self, key: bytes, experiment: Experiment) -> Assignment:
+        """The first assignment, if the definition can be carried out at all."""
+        agent = Agent(experiment)
+        try:
+            assignment = Assignment(experiment, agent.begin())
+            size = len(assignment.encode())
+        except (ConfigurationError, ArithmeticError, ValueError) as error:
+            raise InvalidInput(f"cannot be carried out: {error}") from None
+        if size > MAX_ASSIGNMENT_BYTES:
+            raise InvalidInput(
+                f"its assignments would take {size} bytes, more than {MAX_ASSIGNMENT_BYTES}: use "
+                "fewer arms, shorter names, or order = sequential"
+            )
+        self._agents[key] = agent
+        self._put(key, assignment)
+        return assignment
 
     def _agent(self, key: bytes, assignment: Assignment) -> Agent:
         agent = self._agents.get(key)
@@ -127,6 +149,9 @@ class EliminationPartition:
         """There are none."""
         return {}
 
+    def tick(self, now_ms: int) -> None:
+        """Time is nothing to it."""
+
     def mark(self) -> None:
         """The position stands in the assignments."""
 
@@ -136,15 +161,12 @@ class EliminationPartition:
         All sums of a chunk are folded in one transaction, in order, so every sum before the last
         folded one of any experiment has been seen.
         """
-        newest: dict[bytes | None, bytes | None] = {}
-        async for records in log.read("assignments"):
-            newest.update((record.key, record.value) for record in records)
-        for key, value in newest.items():
+        for key, value in (await recovery.newest(log, "assignments")).items():
             try:
-                if key is not None:
-                    self._assignments[key] = decode_assignment(value)
+                self._assignments[key] = decode_assignment(value)
             except InvalidInput as error:
-                self._warn(f"assignment of {key[:80]!r}" if key else "assignment", str(error))
+                self._unreadable.add(key)
+                self._warn(f"assignment of {key[:80]!r}", str(error))
         async for records in log.read("experiments"):
             self.side(records)
         return max((a.folded + 1 for a in self._assignments.values()), default=0)

@@ -6,7 +6,7 @@ a sum that is in the log, even in an aborted transaction, is released again byte
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stream_app.config import Settings
@@ -18,13 +18,14 @@ from stream_app.messages import (
     decode_delta,
     decode_offer,
     decode_report,
-    decode_sum,
     delta_key,
     encode_delta,
     encode_sum,
 )
 from stream_app.metrics.instruments import ACCEPTED, REFUSED, Metrics, Released
-from stream_app.stages.runner import Log, Output, Record, Runner, Stage
+from stream_app.stages import recovery
+from stream_app.stages.partition import Log, Output, Record, Stage
+from stream_app.stages.runner import Runner
 
 log = logging.getLogger("shufflebandit.shuffle")
 
@@ -35,13 +36,17 @@ class _Known:
 
     highest: int = 0  # sequence number
     listed: dict[int, str] = field(default_factory=dict)  # newest assignment: sequence -> batch id
+    readable: bool = False  # whether an assignment of it could be read
 
 
 class ShufflePartition:
     """The open windows of one partition of `reports`."""
 
-    def __init__(self, limits: Limits, max_reread_records: int) -> None:
+    def __init__(
+        self, limits: Limits, max_reread_records: int, max_unsaved_s: float = 3600
+    ) -> None:
         self._limits, self._max_reread = limits, max_reread_records
+        self._max_unsaved_ms = 1000 * max_unsaved_s
         self._windows: dict[str, Window] = {}
         self._known: dict[bytes, _Known] = {}
         self._outputs: list[Output] = []
@@ -143,9 +148,19 @@ class ShufflePartition:
         horizon = self._position - self._max_reread // 2
         for window in self._windows.values():
             if window.fresh_first is not None and window.fresh_first.offset < horizon:
-                for delta in window.checkpoint(self._position):
-                    key = delta_key(window.key, delta.batch_id, delta.number)
-                    self._outputs.append(Output("windows", key, encode_delta(delta)))
+                self._save(window)
+
+    def tick(self, now_ms: int) -> None:
+        """Save what windows have held for long: retention must not eat it."""
+        for window in self._windows.values():
+            first = window.fresh_first
+            if first is not None and now_ms - first.time_ms > self._max_unsaved_ms:
+                self._save(window)
+
+    def _save(self, window: Window) -> None:
+        for delta in window.checkpoint(self._position):
+            key = delta_key(window.key, delta.batch_id, delta.number)
+            self._outputs.append(Output("windows", key, encode_delta(delta)))
 
     # -- assignments -----------------------------------------------------------------------------
 
@@ -154,30 +169,46 @@ class ShufflePartition:
         for record in records:
             self._assign(record.key, record.value, record.timestamp)
 
-    def _assign(self, key: bytes | None, value: bytes | None, at_ms: int | None = None) -> None:
+    def _assign(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        at_ms: int | None = None,
+        released: Callable[[bytes, int], bool] | None = None,
+    ) -> None:
+        """Take an assignment. At recovery `released` tells which sequence numbers have a sum.
+
+        A number is opened once: when it is higher than all before, or at recovery if the newest
+        assignment lists it and no sum has it.
+        """
         listed = self._listed(key, value)
         if listed is None or key is None:
             return
         known = self._known.setdefault(key, _Known())
+        known.readable = True
         fresh: dict[int, str] = {}
-        for batch_id, terms in sorted(listed, key=lambda entry: entry[1].sequence):
-            sequence = terms.sequence
-            if sequence > known.highest:
-                self._windows[batch_id] = open_window(batch_id, terms)
-                if at_ms is not None:
-                    self._opened_ms[batch_id] = at_ms
-                known.highest = sequence
-            elif known.listed.get(sequence) != batch_id:
+        for batch_id, terms in sorted(listed.items(), key=lambda entry: _sequence(entry[0])):
+            sequence, again = _sequence(batch_id), terms is None
+            new = released is not None or sequence > known.highest
+            if sequence in fresh or not (again or new):
                 self._warn(f"batch {batch_id}", "second terms under a known sequence number")
                 continue
             fresh[sequence] = batch_id
+            known.highest = max(known.highest, sequence)
+            if terms is not None and not (released and released(key, sequence)):
+                self._windows[batch_id] = open_window(batch_id, terms)
+                if at_ms is not None:
+                    self._opened_ms[batch_id] = at_ms
         for batch_id in known.listed.values():
             if batch_id not in fresh.values() and batch_id in self._windows:
                 self._forget(self._windows[batch_id])
         known.listed = fresh
 
-    def _listed(self, key: bytes | None, value: bytes | None) -> list[tuple[str, Terms]] | None:
-        """The checked terms of an assignment; None if it cannot be used at all."""
+    def _listed(self, key: bytes | None, value: bytes | None) -> dict[str, Terms | None] | None:
+        """The batches of an assignment with their checked terms; None if it cannot be used at all.
+
+        A batch that the last assignment listed too has no terms here: its id certifies them.
+        """
         try:
             offer = decode_offer(value)
             if key is None or offer.experiment.encode() != key:
@@ -185,8 +216,12 @@ class ShufflePartition:
         except InvalidInput as error:
             self._warn(f"assignment of {(key or b'')[:80]!r}", str(error))
             return None
-        listed = []
+        before = set(self._known[key].listed.values()) if key in self._known else set()
+        listed: dict[str, Terms | None] = {}
         for batch_id, raw in offer.open:
+            if batch_id in before:
+                listed[batch_id] = None
+                continue
             try:
                 terms = check(batch_id, raw, self._limits)
                 if terms.experiment.encode() != key:
@@ -194,7 +229,7 @@ class ShufflePartition:
             except InvalidInput as error:
                 self._warn(f"batch {batch_id[:80]}", str(error))
                 continue
-            listed.append((batch_id, terms))
+            listed[batch_id] = terms
         return listed
 
     def _warn(self, what: str, why: str) -> None:
@@ -226,64 +261,52 @@ class ShufflePartition:
         return outputs
 
     async def recover(self, log: Log, mark: int | None) -> int:
-        """Windows that are open and not released, with their checkpoints; aborted sums again."""
-        newest: dict[bytes | None, bytes | None] = {}
-        async for records in log.read("assignments"):
-            newest.update((record.key, record.value) for record in records)
-        for key, value in newest.items():
-            self._assign(key, value)
-        seen = await self._released(log, committed=False)
-        done = await self._released(log, committed=True)
-        for batch_id, (key, value) in seen.items():
-            if batch_id not in done:
-                self._outputs.append(Output("sums", key, value))
-        await self._restore(log)
-        for batch_id in seen:
-            if batch_id in self._windows:
-                self._forget(self._windows[batch_id])
+        """Windows that are open and not released, with their checkpoints; aborted sums again.
+
+        Sums first: whatever the assignments say, a sequence number that has a sum, committed or
+        aborted, is never opened again, and an aborted sum is released again as it is.
+        """
+        committed, highest = await recovery.released(log)
+        aborted = await recovery.aborted(log, committed)
+        for key, sequence in (*highest.items(), *aborted):
+            known = self._known.setdefault(key, _Known())
+            known.highest = max(known.highest, sequence)
+        self._outputs += [Output("sums", key, value) for (key, _), value in aborted.items()]
+
+        def released(key: bytes, sequence: int) -> bool:
+            return hash((key, sequence)) in committed or (key, sequence) in aborted
+
+        for key, value in (await recovery.newest(log, "assignments")).items():
+            self._assign(key, value, released=released)
+        self._restore(await recovery.newest(log, "windows"))
         self._mark = self._position = mark or 0
         return self._mark
 
-    async def _released(self, log: Log, *, committed: bool) -> dict[str, tuple[bytes, bytes]]:
-        """The sums in the log of batches that the newest assignments still list."""
-        found: dict[str, tuple[bytes, bytes]] = {}
-        async for records in log.read("sums", committed=committed):
-            for record in records:
-                try:
-                    batch_id = peek_batch(record.value)
-                except InvalidInput as error:
-                    self._warn(f"sum at offset {record.offset}", str(error))
-                    continue
-                if batch_id in self._windows:
-                    found[batch_id] = (record.key, record.value)
-                elif record.key in self._known:
-                    known = self._known[record.key]
-                    known.highest = max(known.highest, int(batch_id.partition(".")[0]))
-        return found
-
-    async def _restore(self, log: Log) -> None:
-        deltas: dict[bytes, bytes] = {}
-        async for records in log.read("windows"):
-            for record in records:
-                if record.value is None:
-                    deltas.pop(record.key, None)
-                else:
-                    deltas[record.key] = record.value
+    def _restore(self, deltas: Mapping[bytes, bytes | None]) -> None:
+        """Take up checkpoints; those of closed batches get tombstones, damaged ones are named."""
         pieces: dict[str, list[Delta]] = {}
+        damaged: set[str] = set()
         for key, value in deltas.items():
-            delta = decode_delta(value)
-            if delta.batch_id in self._windows:
-                pieces.setdefault(delta.batch_id, []).append(delta)
-            else:
+            if value is None:
+                continue
+            experiment, _, rest = key.partition(b"/")
+            batch_id = rest.partition(b"/")[0].decode(errors="replace")
+            known = self._known.get(experiment)
+            if batch_id in self._windows:
+                try:
+                    pieces.setdefault(batch_id, []).append(decode_delta(value))
+                except InvalidInput as error:
+                    damaged.add(batch_id)
+                    self._warn(f"checkpoint {key[:120]!r}, its window begins anew", str(error))
+            elif known is not None and known.readable:
                 self._outputs.append(Output("windows", key, None))
-        for batch_id, batch_deltas in pieces.items():
-            for delta in sorted(batch_deltas, key=lambda d: d.number):
+        for batch_id in pieces.keys() - damaged:
+            for delta in sorted(pieces[batch_id], key=lambda d: d.number):
                 self._windows[batch_id].restore(delta)
 
 
-def peek_batch(value: bytes | None) -> str:
-    """The batch id of a sum; the id is self-certifying, so no more is needed to know it."""
-    return decode_sum(value).batch_id
+def _sequence(batch_id: str) -> int:
+    return int(batch_id.partition(".")[0])
 
 
 def make_runner(settings: Settings, metrics: Metrics | None = None) -> Runner:
@@ -291,7 +314,7 @@ def make_runner(settings: Settings, metrics: Metrics | None = None) -> Runner:
     shuffle = settings.shuffle
 
     def make() -> ShufflePartition:
-        return ShufflePartition(settings.limits, shuffle.max_reread_records)
+        return ShufflePartition(settings.limits, shuffle.max_reread_records, shuffle.max_unsaved_s)
 
     stage = Stage(
         "shuffle", "reports", "assignments", False, shuffle.group, shuffle.instance_id, make

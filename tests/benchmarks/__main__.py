@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import core
+from tests.benchmarks import core, metrics, replay
 
-MODULES = (core,)
+MODULES = (core, metrics, replay)
 
 
 def main() -> None:

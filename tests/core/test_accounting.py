@@ -200,7 +200,6 @@ def test_certificate_against_the_definition(trials: int, epsilon: float, numerat
     assert min(1, truth) <= binomial_delta(trials, numerator, epsilon) <= truth * (1 + 1e-6)
 
 
-@pytest.mark.xfail(strict=True, reason="core: log_binomial_pmf at x = n takes q from 1 - q")
 @pytest.mark.parametrize("numerator", [1, 583, 64464044352, ONE - 64464044352, ONE - 1])
 def test_certificate_of_a_single_trial(numerator: int) -> None:
     """One bit hides q of the reward at best: delta is 1 - min(q, 1 - q) at eps .5, or above."""

@@ -145,7 +145,6 @@ def test_honest_users(size: int, honest: str, expected: int) -> None:
     assert expected == promise(size, honest=honest).honest
 
 
-@pytest.mark.xfail(strict=True, reason="core: Promise.honest multiplies with 28 digits only")
 def test_honest_users_are_exact() -> None:
     """floor(gm) in exact arithmetic, for every honest fraction that the terms can state."""
     assert promise(10, honest="0." + "9" * 35).honest == 9
@@ -178,7 +177,7 @@ def test_paper_calibrates_no_laplace() -> None:
         ((Decimal(-1), Decimal("0.1"), 5), "epsilon = -1: must be above 0"),
         ((Decimal("Infinity"), Decimal("0.1"), 5), "epsilon = Infinity: must be above 0"),
         ((Decimal("NaN"), Decimal("0.1"), 5), "epsilon = NaN: must be above 0"),
-        ((Decimal("0.000009"), Decimal("0.1"), 5), "epsilon = 0.000009: must be at least 0.00001"),
+        ((Decimal("0.000009"), Decimal("0.1"), 5), "epsilon = 0.000009: must be from 0.00001 to 1000000"),
         ((Decimal(1), Decimal(0), 5), "delta = 0: must be between 0 and 1, both excluded"),
         ((Decimal(1), Decimal(1), 5), "delta = 1: must be between 0 and 1, both excluded"),
         ((Decimal(1), Decimal("0.1"), 0), "batch_size = 0: must be a whole number from 1 to 10"),
@@ -193,9 +192,6 @@ def test_bad_promises(arguments: tuple[Decimal, Decimal, int], message: str) -> 
         Promise(*arguments)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="core: comparisons with a NaN Decimal raise InvalidOperation"
-)
 @pytest.mark.parametrize("setting", ["delta", "honest_fraction"])
 def test_not_a_number(setting: str) -> None:
     """NaN is refused like every other bad value."""
@@ -204,7 +200,6 @@ def test_not_a_number(setting: str) -> None:
         Promise(Decimal(1), batch_size=5, **values)
 
 
-@pytest.mark.xfail(strict=True, reason="core: delta below 1e-300 overflows or divides by zero")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("delta", ["1E-305", "1E-400"])
 def test_delta_below_what_floats_hold(kind: tuple[MechanismName, Calibration], delta: str) -> None:

@@ -109,6 +109,14 @@ def test_regret_by_hand(preset: str, horizon: int) -> None:
     assert state.status is not Status.DECIDED or block.decided_at[0] == users
 
 
+def test_served_users_count() -> None:
+    """Nothing fits into T = 100, so all users are served the first arm, which is .5 worse."""
+    block = private_runs(experiment("sdp-ae", 100, means=(0.2, 0.7)), 3, np.random.default_rng(1))
+
+    assert block.regret.tolist() == pytest.approx([50.0] * 3)
+    assert block.curve == pytest.approx(3 * 0.5 * grid(100), abs=1e-9)
+
+
 def naive_run(agent: Agent, rng: np.random.Generator) -> float:
     """A run that draws every user's reward and noise share and keeps its own books."""
     value: Experiment = agent.experiment
@@ -229,7 +237,6 @@ def test_summary_without_decision() -> None:
     assert result.users_to_decision_mean is None
 
 
-@pytest.mark.xfail(strict=True, reason="core: best_kept looks at the first of equally good arms")
 def test_any_best_arm_is_a_best_arm() -> None:
     """Of two equally good arms either may be lost: the best mean is still kept."""
     value = experiment(horizon=2000, means=(0.5, 0.5), epsilon="8")

@@ -43,6 +43,7 @@ def environment(settings: Settings) -> dict[str, str]:
         "SHUFFLE_INSTANCE_ID": settings.shuffle.instance_id,
         "AGENT_GROUP": settings.agent.group,
         "AGENT_INSTANCE_ID": settings.agent.instance_id,
+        "MONITOR_PORT": str(settings.monitor.port),
         "METRICS_PORT": str(settings.metrics.port),
     }
     return {**os.environ, **{f"SHUFFLEBANDIT_{name}": value for name, value in given.items()}}

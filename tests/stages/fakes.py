@@ -16,7 +16,7 @@ import orjson
 from stream_app.core.mechanisms import Promise, calibrate
 from stream_app.core.terms import Limits, Terms
 from stream_app.messages import encode_report
-from stream_app.stages.runner import Output
+from stream_app.stages.partition import Output
 from stream_app.stages.shuffle import ShufflePartition
 
 

@@ -6,6 +6,7 @@ a batch among committed and aborted sums, every value what the reports say, and 
 
 from typing import Any
 
+import orjson
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,7 +21,7 @@ ARMS = {"one": 1, "two": 3}  # sequential; interleaved
 
 def batch(experiment: str, sequence: int) -> Terms:
     """The batch that the honest agent opens under a number: known before it is published."""
-    return terms(sequence, 2 + sequence % 3, experiment, arm=f"arm-{sequence % 5}")
+    return terms(sequence, 2 + sequence % 5, experiment, arm=f"arm-{sequence % 5}")
 
 
 class Life(RuleBasedStateMachine):
@@ -36,6 +37,7 @@ class Life(RuleBasedStateMachine):
         self.next_id = 0
         self.worker: Worker
         self.last_mark = 0
+        self.largest = 9
 
     @initialize(max_reread=st.integers(0, 12))
     def begin(self, max_reread: int) -> None:
@@ -94,6 +96,16 @@ class Life(RuleBasedStateMachine):
         elif kind == "empty":
             value = None
         self.kafka.append("reports", key, value)
+
+    @rule(name=st.sampled_from(EXPERIMENTS), count=st.integers(1, 2))
+    def too_early(self, name: str, count: int) -> None:
+        """Reports that the worker refuses, since nobody has published their batch yet."""
+        for _ in range(count):
+            self.next_id += 1
+            report(self.kafka, batch(name, self.highest[name] + 1), self.next_id, 50)
+        self.worker.feed()
+        self.worker.flush()
+        self.decide(name)
 
     # -- the agent -------------------------------------------------------------------------------
 
@@ -180,6 +192,7 @@ class Life(RuleBasedStateMachine):
         self, most: int, tail: bool, written: int | None, recoveries: int, flushed: bool
     ) -> None:
         """At any point: before the transaction, in it with some records written, or after it."""
+        self.largest = max(self.largest, most)
         if most:
             self.worker.feed(most)
         if tail:
@@ -194,6 +207,20 @@ class Life(RuleBasedStateMachine):
                 self.worker.flush(committed=False, most=written)
         self.worker.flush()
         self.last_mark = 0
+
+    @rule(
+        name=st.sampled_from(EXPERIMENTS),
+        written=st.sampled_from([None, 1]),
+        more=st.integers(0, 3),
+    )
+    def crash_in_a_release(self, name: str, written: int | None, more: int) -> None:
+        """The sum is in the log, its transaction was aborted, and more reports come."""
+        for sequence in self.open[name]:
+            for _ in range(batch(name, sequence).mechanism.promise.batch_size):
+                self.next_id += 1
+                report(self.kafka, batch(name, sequence), self.next_id, self.next_id % 50)
+        self.crash(1_000, True, written, 1, False)
+        self.send(name, 0, 9, more, 0)
 
     @rule(topic=st.sampled_from(["assignments", "windows"]))
     def compact(self, topic: str) -> None:
@@ -224,7 +251,8 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def reread_is_bounded(self) -> None:
         """A restart from the mark reads at most the setting and one chunk again."""
-        assert self.worker.position - self.worker.state.mark() <= self.max_reread + 9
+        behind = self.worker.position - self.worker.state.mark()
+        assert behind <= self.max_reread + self.largest
 
     def teardown(self) -> None:
         """Once all is read, every batch that is open and has enough reports has been released."""
@@ -232,15 +260,21 @@ class Life(RuleBasedStateMachine):
             return
         self.worker.run()
         self.worker.run()
-        released = audit(self.kafka)
+        audit(self.kafka)
+        listed = {batch(name, s).batch_id for name in EXPERIMENTS for s in self.open[name]}
+        assert set(self.worker.state._windows) <= listed
+        saved = {r.key: r.value for r in self.kafka.records("windows")}
+        kept = {orjson.loads(value)["batch"] for value in saved.values() if value is not None}
+        assert kept <= set(self.worker.state._windows)
+        committed = {orjson.loads(r.value or b"")["batch"] for r in self.kafka.records("sums")}
         for name in EXPERIMENTS:
             for sequence in self.open[name]:
                 entry = batch(name, sequence)
-                if entry.batch_id not in released:
+                if entry.batch_id not in committed:
                     since = self.known_at[entry.batch_id]
                     found = valid_reports(self.kafka, entry.as_json(), entry.batch_id, since)
                     assert len(found) < entry.mechanism.promise.batch_size
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestLife.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

@@ -1,0 +1,193 @@
+"""The rows about the service: at a glance, latency, traffic, health."""
+
+from typing import Any
+
+from kit import RATE, heat, lines, number, quantile, rate
+
+
+def glance() -> list[Any]:
+    """Is it alive, is it deciding."""
+    alerts = 'count(ALERTS{alertname=~"Shufflebandit.*",alertstate="firing"}) or vector(0)'
+    return [
+        number("Workers ready", "sum(shufflebandit_ready)", "Workers that do their work."),
+        number("Alerts", alerts, "Firing now; Prometheus has their runbooks.", limit=1),
+        number(
+            "Experiments running", 'max(shufflebandit_experiments{state="running"})', "All of them."
+        ),
+        number(
+            "Reports",
+            'sum(rate(shufflebandit_reports_total{outcome="accepted"}[1m]))',
+            "Accepted reports per second.",
+            unit="reqps",
+        ),
+        number(
+            "Refused",
+            "shufflebandit:reports_refused:ratio5m",
+            "Share of the reports that were refused, last 5 minutes.",
+            unit="percentunit",
+            limit=0.2,
+        ),
+        number(
+            "Records behind",
+            "sum(shufflebandit:consumer_lag_records:sum)",
+            "Consumer lag.",
+            limit=10000,
+        ),
+    ]
+
+
+def latency() -> list[Any]:
+    """How long a batch takes, and which part of it is the service's."""
+    pairs = [
+        (quantile(q, metric), f"{name}, {q:.0%}")
+        for metric, name in (
+            ("release_delay_seconds", "last report to sum"),
+            ("assignment_delay_seconds", "sum to next assignment"),
+        )
+        for q in (0.5, 0.95)
+    ]
+    users = [
+        (quantile(0.5, "batch_open_seconds"), "opened to released, 50%"),
+        (quantile(0.95, "batch_open_seconds"), "opened to released, 95%"),
+        (quantile(0.5, "batch_collection_seconds"), "first to last report, 50%"),
+    ]
+    recorded = [
+        ("shufflebandit:release_delay_seconds:p95_15m", "last report to sum"),
+        ("shufflebandit:assignment_delay_seconds:p95_15m", "sum to next assignment"),
+    ]
+    return [
+        heat(
+            "Opened to released",
+            "batch_open_seconds",
+            "Mostly the users' time: how fast they report.",
+        ),
+        heat("Last report to sum", "release_delay_seconds", "The service's own time."),
+        lines("A batch's time", users, "By all experiments.", unit="s", span=8),
+        lines("The service's own time", pairs, "Should stay far below a second.", unit="s", span=8),
+        lines("95% over 15 minutes", recorded, "What the alert looks at (5 s).", unit="s", span=8),
+    ]
+
+
+def traffic() -> list[Any]:
+    """Reports in, sums out."""
+    fill = [
+        ("sum(shufflebandit_windows_filled_reports)", "reports in open windows"),
+        ("sum(shufflebandit_windows_wanted_reports)", "their sizes together"),
+    ]
+    out = [
+        (rate("batches_released_total"), "sums"),
+        (rate("assignments_total"), "assignments"),
+    ]
+    return [
+        lines(
+            "Accepted",
+            [
+                (rate('reports_total{outcome="accepted"}'), "accepted"),
+                ("shufflebandit:reports_accepted:rate5m", "5 minutes"),
+            ],
+            "Reports per second.",
+            unit="reqps",
+            span=6,
+        ),
+        lines(
+            "Refused by reason",
+            [(rate('reports_total{outcome="refused"}', "reason"), "{{reason}}")],
+            "Late: the batch was full before the report came.",
+            unit="reqps",
+            span=6,
+        ),
+        lines(
+            "Windows",
+            [*fill, ("sum(shufflebandit_windows_open)", "open windows")],
+            "Counts only; nothing of what the reports say.",
+            span=6,
+        ),
+        lines("Released", out, "Per second.", unit="cps", span=6),
+    ]
+
+
+def health() -> list[Any]:
+    """The machinery."""
+    events = [
+        (f"sum by (stage) (increase(shufflebandit_{name}_total[{RATE}]))", f"{word}, {{{{stage}}}}")
+        for name, word in (
+            ("session_restarts", "restarts"),
+            ("fencings", "fencings"),
+            ("rebalances", "rebalances"),
+        )
+    ]
+    transactions = [
+        (quantile(q, "transaction_seconds", "le, stage"), f"{{{{stage}}}}, {q:.0%}")
+        for q in (0.5, 0.95)
+    ]
+    left_out = [
+        ("max(shufflebandit_experiments_not_shown)", "experiments"),
+        ("max(shufflebandit_arms_not_shown)", "arms"),
+    ]
+    use = [(f"rate(process_cpu_seconds_total[{RATE}])", "{{instance}}")]
+    return [
+        lines(
+            "Ready",
+            [("shufflebandit_ready", "{{instance}}")],
+            "1: does its work; /readyz says what it waits for.",
+            span=6,
+        ),
+        lines(
+            "Lag",
+            [("shufflebandit:consumer_lag_records:sum", "{{stage}}")],
+            "Input records not yet processed.",
+            span=6,
+        ),
+        lines("Transactions", transactions, "From begin to commit.", unit="s", span=6),
+        lines("Restarts, fencings, rebalances", events, "How often.", span=6),
+        lines(
+            "Partitions",
+            [("sum by (stage) (shufflebandit_partitions_open)", "{{stage}}")],
+            "Open ones; should be all of the topic's.",
+            span=6,
+        ),
+        lines(
+            "Checkpoints",
+            [
+                (rate("checkpoint_bytes_sum"), "written"),
+                (quantile(0.95, "checkpoint_bytes"), "size, 95%"),
+            ],
+            "Of windows that stay open for long.",
+            unit="bytes",
+            span=6,
+        ),
+        lines("CPU", use, "Cores.", span=6),
+        lines(
+            "Memory",
+            [("process_resident_memory_bytes", "{{instance}}")],
+            "Resident.",
+            unit="bytes",
+            span=6,
+        ),
+        lines(
+            "Experiments by state",
+            [("max by (state) (shufflebandit_experiments)", "{{state}}")],
+            "All, shown or not.",
+            span=6,
+        ),
+        lines(
+            "Left out",
+            left_out,
+            "No series: see metrics.max_experiments, .max_arms, .experiments.",
+            span=6,
+        ),
+        lines(
+            "Unusable records",
+            [("max(shufflebandit_monitor_invalid_records_total)", "seen by the monitor")],
+            "In the public topics.",
+            span=6,
+        ),
+        number(
+            "Version",
+            "count by (version) (shufflebandit_build_info)",
+            "Of the workers.",
+            legend="{{version}}",
+        )
+        .span(6)
+        .height(8),
+    ]

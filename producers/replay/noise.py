@@ -1,0 +1,105 @@
+"""A replay's noise: the same for the same batch and key, so that a resent report never differs.
+
+A live client draws a user's noise once and keeps it; a replay of millions of rows would have to
+keep them all. Instead every batch's noise and report ids are streams of SHAKE-256 under one secret
+key of 256 bits, drawn once per replay from the operating system and kept in its position file
+(as secret as the topic `reports`): nobody without the key can tell them from fresh randomness, and
+after an interruption the same rows give the same bytes. Only tests choose the key.
+"""
+
+import hashlib
+import secrets
+
+import numpy as np
+from numpy.typing import NDArray
+
+from producers.replay.log import Floats
+from stream_app.core import accounting
+from stream_app.core.mechanisms import DiscreteLaplace, Mechanism, laplace_table
+
+KEY_BYTES = 32
+_BLOCK = 1 << 15
+
+
+def fresh_key() -> bytes:
+    """A key from the operating system."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+class Stream:
+    """Bytes that follow from a key and a purpose, in order."""
+
+    __slots__ = ("_block", "_left", "_seed")
+
+    def __init__(self, key: bytes, purpose: str) -> None:
+        assert len(key) == KEY_BYTES
+        # The key has a fixed length and the counter is the last 8 bytes: no two inputs are alike.
+        self._seed = hashlib.shake_256(key + purpose.encode() + b"\0")
+        self._block, self._left = 0, b""
+
+    def take(self, size: int) -> bytes:
+        """The next bytes."""
+        pieces, missing = [self._left[:size]], size - len(self._left)
+        self._left = self._left[size:]
+        while missing > 0:
+            state = self._seed.copy()
+            state.update(self._block.to_bytes(8))
+            block = state.digest(_BLOCK)
+            self._block += 1
+            pieces.append(block[:missing])
+            self._left, missing = block[missing:], missing - _BLOCK
+        return b"".join(pieces)
+
+    def draws(self, count: int) -> NDArray[np.uint64]:
+        """64 bits at a time, as `Sampler.draw` reads them."""
+        return np.frombuffer(self.take(8 * count), dtype="<u8")
+
+
+class BatchNoise:
+    """Encodes the rewards of one batch in order: the mechanism's own noise, many at once."""
+
+    def __init__(self, mechanism: Mechanism, key: bytes, batch_id: str) -> None:
+        self._rounding = Stream(key, f"round {batch_id}")
+        self._ids = Stream(key, f"id {batch_id}")
+        self._stream = Stream(key, f"noise {batch_id}")
+        self._mechanism = mechanism
+        self._sampler = mechanism.sampler(self._stream.take)
+        self._table: NDArray[np.uint64] | None = None
+        if isinstance(mechanism, DiscreteLaplace) and mechanism.table_bits == 64:
+            promise = mechanism.promise
+            table = laplace_table(promise.honest, promise.epsilon, mechanism.clip, 64)
+            self._table = np.array(table, dtype=np.uint64)
+
+    def encode(self, rewards: Floats) -> NDArray[np.int64]:
+        """Each reward's count of ones: rounded to a bit (MATH 8), plus a share of the noise."""
+        return self._bits(rewards) + self._noise(len(rewards))
+
+    def ids(self, count: int) -> list[bytes]:
+        """The ids of the next reports."""
+        block = self._ids.take(16 * count)
+        return [block[i : i + 16] for i in range(0, len(block), 16)]
+
+    def _bits(self, rewards: Floats) -> NDArray[np.int64]:
+        between = (rewards > 0) & (rewards < 1)
+        bits = rewards.astype(np.int64)
+        if between.any():
+            draws = self._rounding.draws(int(between.sum())).tolist()
+            bits[between] = [
+                draw < int(reward * accounting.ONE)
+                for draw, reward in zip(draws, rewards[between].tolist(), strict=True)
+            ]
+        return bits
+
+    def _noise(self, count: int) -> NDArray[np.int64]:
+        mechanism = self._mechanism
+        if self._table is not None:
+            # As the mechanism's sampler: the number of entries that are at most the draw.
+            return np.searchsorted(self._table, self._stream.draws(count), side="right")
+        if (
+            not isinstance(mechanism, DiscreteLaplace)
+            and mechanism.trials == 1
+            and mechanism.success_numerator != accounting.HALF
+        ):
+            below = self._stream.draws(count) < np.uint64(mechanism.success_numerator)
+            return below.astype(np.int64)
+        return np.fromiter((self._sampler.noise() for _ in range(count)), np.int64, count)

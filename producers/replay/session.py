@@ -1,0 +1,161 @@
+"""A whole replay: read and check the log, play it, and gather what the report needs.
+
+In memory all agents share one reading. Through Kafka a first reading checks the whole log and plays
+the agents to compare with, so that a damaged log is refused before anything is sent; a second one
+is sent.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from producers.link import Link
+from producers.replay import position
+from producers.replay.compare import others
+from producers.replay.files import fingerprint
+from producers.replay.log import Floats, Log, Skipped
+from producers.replay.match import Matcher, Mode, Place, Rows, make
+from producers.replay.memory import Player, Run
+from producers.replay.noise import fresh_key
+from producers.replay.stream import Driver
+from producers.replay.survey import Survey
+from stream_app.config import Settings
+from stream_app.core.experiment import Experiment
+from stream_app.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to play, and how."""
+
+    experiment: Experiment
+    mode: Mode = Mode.REJECTION
+    seed: int = 1  # of `weighted`'s thinning; privacy noise has none
+    min_propensity: float | None = None
+    compare: bool = True
+
+
+@dataclass(slots=True)
+class Played:
+    """What a replay gave: the log's own figures and each agent's run, the asked one first."""
+
+    plan: Plan
+    through: str
+    files: list[str]
+    rows: int
+    filtered: int
+    skipped: dict[str, Skipped]
+    survey: Survey
+    arms: list[str]
+    runs: list[Run] = field(default_factory=list)
+    kept: float | None = None  # `weighted`: the share of rows that survive
+    capped: int = 0  # rows whose propensity is below --min-propensity
+
+
+def look(log: Log) -> Survey:
+    """The log's own figures, from one reading. Raises if anything in it is wrong."""
+    survey = Survey()
+    for chunk in log.chunks():
+        survey.add(chunk, len(log.arms))
+    return survey
+
+
+def in_memory(log: Log, plan: Plan, *, _key: bytes | None = None) -> Played:
+    """Play a log without Kafka. `_key` is for tests only: it fixes the noise."""
+    key = _key or fresh_key()
+    making = _matchers(log, plan)
+    main = Player("replay", plan.experiment, making(), key)
+    played = _first_reading(log, plan, making, [main], key, "memory")
+    played.runs.insert(0, main.run)
+    return played
+
+
+async def through_kafka(
+    settings: Settings,
+    log: Log,
+    plan: Plan,
+    path: Path,
+    *,
+    speed: float | None = None,
+    create: Callable[[], Awaitable[object]] | None = None,
+    progress: Callable[[Run], None] = lambda _: None,
+    link: Link | None = None,
+    _key: bytes | None = None,
+) -> Played:
+    """Play a log through a running service. `_key` is for tests only: it fixes the noise.
+
+    `create` defines the experiment, once the whole log was read and found good.
+    """
+    if speed is not None and log.columns.time is None:
+        raise ConfigurationError(f"--speed {speed:g}: needs --time-column")
+    known = position.load(path, plan.experiment.name, identity(log, plan))
+    if _key is not None:
+        known.key = _key
+    making = _matchers(log, plan)
+    # The agents to compare with get noise of their own: the key is for what is sent.
+    played = _first_reading(log, plan, making, [], fresh_key(), "kafka")
+    if create is not None:
+        await create()
+    begins = known.step.place if known.step is not None else None
+    matcher = making(begins)
+    driver = Driver(
+        settings, plan.experiment, log.chunks(), matcher, known,
+        speed=speed, progress=progress, link=link,
+    )  # fmt: skip
+    played.runs.insert(0, await driver.play())
+    return played
+
+
+def identity(log: Log, plan: Plan) -> str:
+    """Tells this replay from another: the log's content and all that decides which rows count."""
+    chosen = repr((log.columns, log.form, plan.mode, plan.seed, plan.min_propensity))
+    return hashlib.blake2b((fingerprint(log.sources) + chosen).encode(), digest_size=16).hexdigest()
+
+
+def _first_reading(
+    log: Log,
+    plan: Plan,
+    making: Callable[[], Matcher],
+    players: list[Player],
+    key: bytes,
+    through: str,
+) -> Played:
+    compared = others(plan.experiment, making, key) if plan.compare else []
+    survey, arms = Survey(), len(plan.experiment.arms)
+    thinned = making()
+    thinning = thinned.thinning if isinstance(thinned, Rows) else None
+    for chunk in log.chunks():
+        survey.add(chunk, arms)
+        for player in (*players, *compared):
+            player.feed(chunk)
+        if thinning is not None:
+            thinning.keeps(chunk)
+    played = Played(
+        plan, through, [source.name for source in log.sources], log.rows, log.filtered,
+        log.skipped, survey, log.arms, [player.run for player in compared],
+    )  # fmt: skip
+    if thinning is not None:
+        played.kept, played.capped = thinning.kept / thinning.seen, thinning.capped
+    return played
+
+
+def _matchers(log: Log, plan: Plan) -> Callable[..., Matcher]:
+    """Makes matchers; `weighted` reads the log once for each arm's least propensity."""
+    arms = len(plan.experiment.arms)
+    floors: Floats | None = None
+    if plan.mode is Mode.WEIGHTED:
+        if log.columns.propensity is None:
+            raise ConfigurationError(
+                "--mode weighted: needs --propensity-column, how likely the shown arm was"
+            )
+        floors = look(log).least
+        if plan.min_propensity is not None:
+            floors = np.maximum(floors, plan.min_propensity)
+
+    def making(begins: Place | None = None) -> Matcher:
+        return make(plan.mode, arms, floors, plan.seed, begins or Place(0, (0,) * arms))
+
+    return making

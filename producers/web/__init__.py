@@ -1,0 +1,1 @@
+"""The browser client, one ES module; Python only finds its files."""

@@ -1,0 +1,290 @@
+"""The gateway's HTTP: routes, origins, limits and answers. See openapi.py for what it promises.
+
+Built on aiohttp's low-level server: no access log, and its own logger is silent, since it would
+name addresses. Whatever goes wrong is logged by its type only.
+"""
+
+import asyncio
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from stream_app.config import Settings
+from stream_app.errors import InvalidInput, Unavailable
+from stream_app.gateway import intake, openapi
+from stream_app.gateway.answers import Refused, json, later, preflight, shared_headers
+from stream_app.gateway.board import Board
+from stream_app.gateway.door import Door
+from stream_app.gateway.intake import Outcome, Posting
+from stream_app.gateway.outbox import Full, Outbox
+from stream_app.logs import log
+
+_EXPERIMENT = re.compile(r"/v1/experiments/([a-z0-9][a-z0-9._-]{0,63})(/events)?")
+_REPORTS = "/v1/reports"
+_HEARTBEAT_S = 15.0
+_WRITE_S = 10.0  # a reader of the stream that takes nothing for so long is let go
+_STOP_S = 0.5
+_TEXT = ("application/json", "text/plain")
+_SILENT = logging.Logger("silent", logging.CRITICAL + 1)
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\n"
+    b"Connection: close\r\n\r\n"
+)
+
+Page = Callable[[], tuple[str, bytes]]  # content type and content, as of now
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the gateway did; nothing here tells of a sender."""
+
+    answers: Counter[int] = field(default_factory=Counter)  # by status
+    reports: Counter[Outcome] = field(default_factory=Counter)
+
+
+class _Server(web.Server):
+    """Counts connections at the door."""
+
+    def __init__(self, gateway: "Gateway", **options: Any) -> None:
+        super().__init__(gateway.handle, **options)
+        self._door = gateway.door
+
+    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if not self._door.enter(handler):
+            transport.write(_FULL)
+            handler.force_close()
+
+    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self._door.leave(handler)
+
+
+class Gateway:
+    """One gateway. `pages` are further things to serve by path, as the demo does."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        pages: Mapping[str, Page] | None = None,
+        board: Board | None = None,
+        outbox: Outbox | None = None,
+    ) -> None:
+        self.settings = settings.gateway
+        self.counts = Counts()
+        self.board = board or Board(settings.kafka)
+        self.outbox = outbox or Outbox(settings)
+        self.door = Door(settings.gateway, asyncio.get_running_loop().time)
+        self._origins = frozenset(settings.gateway.origins.split())
+        self._shared = {origin: shared_headers(origin) for origin in (None, *self._origins)}
+        self._pages: dict[str, Page] = {
+            "/v1/openapi.json": lambda: ("application/json", openapi.document(settings.gateway)),
+            "/healthz": self._health,
+            **(pages or {}),
+        }
+        self._stopping = asyncio.Event()
+
+    def unready(self) -> str:
+        """What it waits for, in words; empty while it does its work."""
+        if not self.board.loaded.is_set():
+            return "gateway: the assignments are not read yet"
+        return "" if self.outbox.connected else "gateway: Kafka takes no reports"
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set. Raises OSError if it cannot listen."""
+        work = [asyncio.ensure_future(part.run()) for part in (self.board, self.outbox)]
+        asked = asyncio.ensure_future(stop.wait())
+        runner = self._runner()
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self.settings.host, self.settings.port, backlog=1024).start()
+            await asyncio.wait({asked, *work}, return_when=asyncio.FIRST_COMPLETED)
+            for part in work:
+                if part.done():
+                    part.result()
+        finally:
+            self._stopping.set()
+            await runner.cleanup()
+            asked.cancel()
+            for part in work:
+                part.cancel()
+            await asyncio.gather(asked, *work, return_exceptions=True)
+
+    def _runner(self) -> web.ServerRunner:
+        loop = asyncio.get_running_loop()
+
+        def request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> Any:
+            return web.BaseRequest(
+                message, payload, protocol, writer, task, loop,
+                client_max_size=self.settings.max_body_bytes,
+            )  # fmt: skip
+
+        server = _Server(
+            self,
+            request_factory=request,
+            access_log=None,
+            logger=_SILENT,
+            keepalive_timeout=self.settings.idle_timeout_s,
+            lingering_time=1.0,
+            auto_decompress=False,
+        )
+        return web.ServerRunner(server, shutdown_timeout=_STOP_S)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request, whatever it is."""
+        origin = request.headers.get("Origin")
+        try:
+            response = await self._route(request, origin)
+        except Refused as refused:
+            response = json({"error": str(refused)}, refused.status, refused.headers)
+        except web.HTTPException as error:  # aiohttp's own: a body that is too large
+            response = json({"error": error.reason}, error.status)
+        except HttpProcessingError:
+            response = json({"error": "the request is not valid HTTP"}, 400)
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            log.error("gateway: a request failed: %s", type(error).__name__)
+            response = json({"error": "something is wrong here"}, 500)
+        if not response.prepared:
+            response.headers.extend(self._shared[origin if origin in self._origins else None])
+        self.counts.answers[response.status] += 1
+        return response
+
+    async def _route(self, request: web.BaseRequest, origin: str | None) -> web.StreamResponse:
+        path, method = request.path, request.method
+        if origin is not None and origin not in self._origins:
+            raise Refused(403, "this origin is not in gateway.origins")
+        if path == _REPORTS and method == "POST":
+            return await self._reports(request)
+        found = _EXPERIMENT.fullmatch(path)
+        allowed = "POST" if path == _REPORTS else "GET, HEAD"
+        if not found and path != _REPORTS and path not in self._pages:
+            raise Refused(404, "there is nothing here; see /v1/openapi.json")
+        if method == "OPTIONS" and origin is not None:
+            return preflight(allowed)
+        if method not in allowed.split(", "):
+            raise Refused(405, f"use {allowed}", Allow=f"{allowed}, OPTIONS")
+        if found is None:
+            return self._page(path)
+        posting = await self._posting(found[1])
+        if found[2]:
+            return await self._events(request, posting)
+        headers = {"ETag": posting.etag, "Cache-Control": "no-cache"}
+        if posting.etag in request.headers.get("If-None-Match", ""):
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=posting.body, content_type="application/json", headers=headers)
+
+    async def _posting(self, experiment: str) -> Posting:
+        if not self.board.loaded.is_set():
+            raise later(503, "the assignments are not read yet")
+        posting = self.board.find(experiment)
+        if posting is None:
+            raise Refused(404, "there is no such experiment")
+        return posting
+
+    async def _reports(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection: Any = request.protocol
+        body = await self._body(request)
+        try:
+            name, reports = intake.read(body)
+        except InvalidInput as error:
+            raise Refused(400, str(error)) from None
+        wait_s = self.door.admit(connection, len(reports))
+        if wait_s:
+            raise later(429, "too many reports", wait_s)
+        posting = await self._posting(name)
+        outcomes, values = intake.sift(posting, reports)
+        if values:
+            self.door.busy(connection)
+            try:
+                # Shared with other requests, so not to be cancelled: only a stop does that.
+                await self.outbox.put(posting.partition, posting.key, values)
+            except Full:
+                raise later(503, "too many reports wait for Kafka") from None
+            except Unavailable:
+                raise later(503, "Kafka does not take reports now") from None
+            finally:
+                self.door.idle(connection)
+        self.counts.reports.update(outcomes)
+        return json({"outcomes": outcomes}, 202 if values else 422)
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        headers = request.headers
+        kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if kind not in _TEXT or headers.get("Content-Encoding"):
+            raise Refused(415, "send JSON, as application/json or text/plain, not compressed")
+        if (request.content_length or 0) > self.settings.max_body_bytes:
+            raise Refused(413, f"a body may have {self.settings.max_body_bytes} bytes")
+        if request.content.is_eof():  # nearly always: all of it is there
+            return await request.read()
+        try:
+            async with asyncio.timeout(self.settings.body_timeout_s):
+                return await request.read()
+        except TimeoutError:
+            raise Refused(408, "the body took too long", Connection="close") from None
+
+    async def _events(self, request: web.BaseRequest, posting: Posting) -> web.StreamResponse:
+        if request.method == "HEAD":
+            return web.Response(content_type="text/event-stream")
+        if not self.door.stream():
+            raise later(503, "too many streams are open")
+        connection: Any = request.protocol
+        self.door.busy(connection)
+        shared = self._shared[request.headers.get("Origin")]
+        response = web.StreamResponse(headers={"Cache-Control": "no-store", **shared})
+        response.content_type = "text/event-stream"
+        try:
+            await response.prepare(request)
+            await self._stream(response, posting, request.headers.get("Last-Event-ID", ""))
+        except (ConnectionError, TimeoutError):
+            response.force_close()
+        finally:
+            self.door.streams -= 1
+            self.door.idle(connection)
+        return response
+
+    async def _stream(self, response: web.StreamResponse, posting: Posting, seen: str) -> None:
+        current: Posting | None = posting
+        while current is not None and not self._stopping.is_set():
+            if current.etag != seen:
+                seen = current.etag
+                event = b"event: assignment\nid: %b\ndata: %b\n\n" % (seen.encode(), current.body)
+            else:
+                event = b":\n\n"
+            async with asyncio.timeout(_WRITE_S):
+                await response.write(event)
+            await self.board.changed(posting.experiment, seen, _HEARTBEAT_S)
+            current = self.board.find(posting.experiment)
+
+    def _page(self, path: str) -> web.Response:
+        content_type, body = self._pages[path]()
+        return web.Response(
+            body=body,
+            content_type=content_type,
+            charset="utf-8" if content_type.startswith("text/") else None,
+            headers={"Cache-Control": "no-cache"},
+        )
+
+    def _health(self) -> tuple[str, bytes]:
+        state = {
+            "kafka": self.outbox.connected,
+            "assignments": self.board.loaded.is_set(),
+            "waiting": self.outbox.waiting,
+            "connections": len(self.door),
+            "streams": self.door.streams,
+            "reports": self.counts.reports,
+        }
+        return "application/json", orjson.dumps(state)
+
+
+def make_runner(settings: Settings) -> Gateway:
+    """What a worker with this role runs. Needs a running event loop."""
+    return Gateway(settings)

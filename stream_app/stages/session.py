@@ -1,0 +1,352 @@
+"""One life of a stage: consume, feed the pure partitions, write their outputs in transactions.
+
+It knows partitions, producers and transactions, and nothing of reports or arms. A stage's state
+for one partition is a `Partition`: synchronous, fed with records, asked for outputs. The outputs
+of a chunk go into one transaction; input offsets stay outside it (a mark that is a lower bound, or
+a position that stands in the output itself). One transactional id per input partition fences stale
+workers. Whatever goes wrong with Kafka comes out of `run`: the session is then thrown away.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import (
+    CommitFailedError,
+    IllegalStateError,
+    KafkaError,
+)
+
+from stream_app.config import KafkaSettings
+from stream_app.kafka import client_options, make_consumer, stop, topic
+from stream_app.metrics.instruments import StageMetrics
+from stream_app.reading import read_to_end
+from stream_app.stages.partition import Log, Partition, Readers, Record, Stage
+
+log = logging.getLogger("shufflebandit")
+
+_TRANSACTION_TIMEOUT_S = 20
+_OPEN_TIMEOUT_S = 300
+_STOP_TIMEOUT_S = 2
+_COMMIT_EVERY_S = 1.0
+_PROBE_EVERY_S = 3.0
+# A transaction that takes longer makes the worker unready.
+_SLOW_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One open partition."""
+
+    number: int
+    state: Partition
+    producer: AIOKafkaProducer
+    position: int = 0
+    side_position: int = 0
+    committed: int | None = None
+
+
+@dataclass
+class Session:
+    """One life of a stage's clients; discarded whole on any error."""
+
+    settings: KafkaSettings
+    stage: Stage
+    metrics: StageMetrics
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _slots: dict[int, _Slot] = field(default_factory=dict)
+    _assigned: set[int] = field(default_factory=set)
+    _joined: bool = False
+    _writing: float | None = None  # since when a transaction is under way
+    _clients: list[Any] = field(default_factory=list)
+    _next_commit: float = 0.0
+    _tailed: frozenset[int] = frozenset()
+    _heard: float = 0.0
+    _away: bool = False
+
+    async def run(self, halt: asyncio.Event) -> None:
+        """Consume and process until `halt` is set or something fails."""
+        self._input = self._client(self._group_consumer())
+        self._readers = Readers(
+            self._client(make_consumer(self.settings, committed=True)),
+            self._client(make_consumer(self.settings, committed=False)),
+        )
+        self._side = self._client(make_consumer(self.settings, committed=True))
+        async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
+            for client in list(self._clients):
+                await client.start()
+        self._input.subscribe([topic(self.settings, self.stage.input)], listener=_Listener(self))
+        work = [asyncio.ensure_future(loop) for loop in (self._consume(), self._tail())]
+        halted = asyncio.ensure_future(halt.wait())
+        try:
+            done, _ = await asyncio.wait([halted, *work], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            # Under the lock no transaction is under way: the loops can be cut off.
+            async with asyncio.timeout(_STOP_TIMEOUT_S), self._lock:
+                for task in work:
+                    if task.done():  # failed while we waited: its marks may be ahead of the log
+                        task.result()
+                await _cancel(work)
+                await self._commit_marks()
+        finally:
+            await _cancel([halted, *work])
+
+    def unready(self) -> str:
+        """What it waits for, in words; empty while it does its work."""
+        if self._away:
+            return "Kafka is away"
+        if not self._joined:
+            return "its share of the partitions"
+        if self._assigned:
+            return f"{len(self._assigned)} partitions to be opened"
+        slow = self._writing is not None and time.monotonic() - self._writing > _SLOW_S
+        return "a transaction to go through" if slow else ""
+
+    @property
+    def _group(self) -> str:
+        """Consumer group and fencing: two deployments with other topics do not meet."""
+        return f"{self.settings.topic_prefix}.{self.stage.group}"
+
+    def _client(self, client: Any) -> Any:
+        self._clients.append(client)
+        return client
+
+    def _group_consumer(self) -> AIOKafkaConsumer:
+        return make_consumer(
+            self.settings,
+            committed=self.stage.input_committed,
+            group_id=self._group,
+            group_instance_id=self.stage.instance_id or None,
+            session_timeout_ms=6_000,
+            heartbeat_interval_ms=1_000,
+            rebalance_timeout_ms=30_000,
+            request_timeout_ms=40_000,
+        )
+
+    async def close(self) -> None:
+        """Stop every client; the log has all that matters."""
+        async with self._lock:
+            producers = [slot.producer for slot in self._slots.values()]
+            for number in self._slots:
+                self.metrics.closed(number)
+            self._slots.clear()
+        await asyncio.gather(*(stop(client) for client in (*producers, *self._clients)))
+
+    async def _consume(self) -> None:
+        while True:
+            if self._assigned:
+                await self._open_assigned()
+            before = dict(self._slots)
+            chunks = await self._input.getmany(timeout_ms=100)
+            await self._notice_outage(quiet=not chunks)
+            async with self._lock:
+                for place, records in chunks.items():
+                    slot = self._slots.get(place.partition)
+                    if slot is not None and slot is before.get(place.partition):
+                        await self._process(slot, records)
+                await self._commit_marks_if_due()
+
+    async def _notice_outage(self, *, quiet: bool) -> None:
+        """aiokafka waits for Kafka without a word to us: ask when nothing came for a while."""
+        now = time.monotonic()
+        if not quiet:
+            self._heard = now
+        elif self._slots and now - self._heard > _PROBE_EVERY_S:
+            try:
+                async with asyncio.timeout(_PROBE_EVERY_S):
+                    await self._input.end_offsets(self._input.assignment())
+            except (KafkaError, TimeoutError):
+                if not self._away:
+                    log.warning("%s: Kafka is away, waiting for it", self.stage.name)
+                self._away = True
+                return
+            self._heard = time.monotonic()
+        if self._away and self._heard > now - _PROBE_EVERY_S:
+            log.info("%s: Kafka is back", self.stage.name)
+            self._away = False
+
+    async def _process(self, slot: _Slot, records: Sequence[Record]) -> None:
+        slot.position = records[-1].offset + 1
+        taken = slot.state.feed(records, refreshed=False)
+        if taken < len(records):
+            await self._refresh(slot)
+            slot.state.feed(records[taken:], refreshed=True)
+        await self._flush(slot)
+
+    async def _tail(self) -> None:
+        """Follow the side topic of the open partitions."""
+        while True:
+            if self._tailed != frozenset(self._slots):
+                async with self._lock:
+                    self._follow()
+            if not self._tailed:
+                await asyncio.sleep(0.05)
+                continue
+            chunks = await self._side.getmany(timeout_ms=100)
+            async with self._lock:
+                for place, records in chunks.items():
+                    slot = self._slots.get(place.partition)
+                    if slot is not None:
+                        self._take_side(slot, records)
+                        await self._flush(slot)
+
+    def _follow(self) -> None:
+        self._tailed = frozenset(self._slots)
+        name = topic(self.settings, self.stage.side)
+        self._side.assign([TopicPartition(name, number) for number in sorted(self._tailed)])
+        for slot in self._slots.values():
+            self._side.seek(TopicPartition(name, slot.number), slot.side_position)
+
+    async def _refresh(self, slot: _Slot) -> None:
+        """Read the side topic to its end: the input may be ahead of what was tailed."""
+        place = TopicPartition(topic(self.settings, self.stage.side), slot.number)
+        reader = self._readers.committed
+        reader.assign([place])
+        async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
+            async for records in read_to_end(reader, place, slot.side_position, compacted=True):
+                self._take_side(slot, records)
+
+    def _take_side(self, slot: _Slot, records: Sequence[Record]) -> None:
+        fresh = [record for record in records if record.offset >= slot.side_position]
+        if fresh:
+            slot.state.side(fresh)
+            slot.side_position = fresh[-1].offset + 1
+
+    async def _open_assigned(self) -> None:
+        """Take over newly assigned partitions: fence first, then read the log, then consume."""
+        async with self._lock:
+            while self._assigned:
+                await self._open(min(self._assigned))
+
+    async def _open(self, number: int) -> None:
+        producer = AIOKafkaProducer(
+            **client_options(self.settings),
+            transactional_id=f"{self._group}-{number}",
+            transaction_timeout_ms=10_000,
+            retry_backoff_ms=10,
+            max_request_size=4 << 20,
+        )
+        place = TopicPartition(topic(self.settings, self.stage.input), number)
+        history = Log(self.settings, number, self._readers)
+        slot = _Slot(number, self.stage.make(), producer)
+        try:
+            async with asyncio.timeout(_OPEN_TIMEOUT_S):
+                await producer.start()
+                mark = await self._input.committed(place)
+                begin = await slot.state.recover(history, mark)
+                slot.side_position = history.ends.get(self.stage.side, 0)
+                first = (await self._input.beginning_offsets([place]))[place]
+        except BaseException:
+            await stop(producer)
+            raise
+        self._assigned.discard(number)
+        self._slots[number] = slot
+        slot.position = max(begin, first)
+        self.metrics.opened(number, slot.state)
+        await self._flush(slot)
+        self._input.seek(place, slot.position)
+        self._input.resume(place)
+        log.info("%s: partition %d opened at offset %d", self.stage.name, number, slot.position)
+
+    async def _flush(self, slot: _Slot) -> None:
+        """Write the outputs in one transaction; every send is awaited before the commit."""
+        outputs = slot.state.take()
+        if not outputs:
+            return
+        producer = slot.producer
+        self._writing = started = time.monotonic()
+        async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
+            await producer.begin_transaction()
+            sent = [
+                await producer.send(
+                    topic(self.settings, output.topic),
+                    value=output.value,
+                    key=output.key,
+                    partition=slot.number,
+                )
+                for output in outputs
+            ]
+            written = await asyncio.gather(*sent)
+            await producer.commit_transaction()
+        self._writing = None
+        self.metrics.committed(time.monotonic() - started)
+        for output, place in zip(outputs, written, strict=True):
+            self.metrics.wrote(
+                output.times, output.topic, len(output.value or b""), place.timestamp
+            )
+
+    async def _commit_marks_if_due(self) -> None:
+        if time.monotonic() >= self._next_commit:
+            self._next_commit = time.monotonic() + _COMMIT_EVERY_S
+            for slot in self._slots.values():
+                slot.state.tick(time.time_ns() // 1_000_000)
+                await self._flush(slot)
+            await self._commit_marks()
+            self._measure_lag()
+
+    def _measure_lag(self) -> None:
+        name = topic(self.settings, self.stage.input)
+        assigned = self._input.assignment()
+        for slot in self._slots.values():
+            place = TopicPartition(name, slot.number)
+            end = self._input.highwater(place) if place in assigned else None
+            if end is not None:
+                self.metrics.lag(slot.number, max(0, end - slot.position))
+
+    async def _commit_marks(self) -> None:
+        """Commit the first offset that a restart needs; losing a commit only costs rereading."""
+        name = topic(self.settings, self.stage.input)
+        marks = {}
+        for slot in self._slots.values():
+            mark = slot.state.mark()
+            if mark is not None and mark != slot.committed:
+                marks[TopicPartition(name, slot.number)] = slot.committed = mark
+        if not marks:
+            return
+        try:
+            async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
+                await self._input.commit(marks)
+        except (CommitFailedError, IllegalStateError):
+            log.debug("%s: marks not committed: rebalancing", self.stage.name)
+
+    async def revoke(self, numbers: set[int]) -> None:
+        """Give partitions up: drop their state, stop their producers."""
+        async with self._lock:
+            self._assigned -= numbers
+            dropped = [self._slots.pop(number) for number in numbers & set(self._slots)]
+            for slot in dropped:
+                self.metrics.closed(slot.number)
+            await asyncio.gather(*(stop(slot.producer) for slot in dropped))
+
+    def assign(self, numbers: set[int]) -> None:
+        """Note partitions to open; nothing is fetched from them until then."""
+        name = topic(self.settings, self.stage.input)
+        self._input.pause(*(TopicPartition(name, number) for number in numbers))
+        self._assigned |= numbers
+        self._joined = True
+        self.metrics.rebalanced()
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Only notes what changed: no heartbeats run inside these calls."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        await self._session.revoke({place.partition for place in revoked})
+
+    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        self._session.assign({place.partition for place in assigned})
+
+
+async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancel tasks and wait until they have ended; what they raise no longer matters."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,162 @@
+"""A gateway on a real socket, with Kafka played by the test. Nothing here is under test."""
+
+import asyncio
+import contextlib
+import dataclasses
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+
+from stream_app.broker import free_port
+from stream_app.config import Settings
+from stream_app.errors import Unavailable
+from stream_app.gateway import Gateway
+from stream_app.gateway.board import Board
+from stream_app.gateway.outbox import Full, Outbox
+from stream_app.messages import decode_offer
+from tests.producers.build import assignment, banners
+
+ORIGIN = "https://shop.example"
+
+
+class FakeBoard(Board):
+    """Assignments that a test posts."""
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    def post(self, value: bytes | None, name: str = "test") -> None:
+        record: Any = SimpleNamespace(key=name.encode(), value=value, partition=3, offset=7)
+        self.take(record)
+        self.loaded.set()
+
+
+class FakeOutbox(Outbox):
+    """Kafka, as far as the gateway sees it."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.connected = True
+        self.sent: list[tuple[int, bytes, bytes]] = []
+        self.fails: Exception | None = None
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    def put(self, partition: int, key: bytes, values: Sequence[bytes]) -> asyncio.Future[None]:
+        if isinstance(self.fails, Full):
+            raise self.fails
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.fails is not None:
+            done.set_exception(self.fails)
+        else:
+            self.sent.extend((partition, key, value) for value in values)
+            done.set_result(None)
+        return done
+
+
+def settings(**gateway: Any) -> Settings:
+    made = Settings()
+    given = {"origins": ORIGIN, "port": free_port(), **gateway}
+    return dataclasses.replace(made, gateway=dataclasses.replace(made.gateway, **given))
+
+
+class Site:
+    """A running gateway and somebody who talks to it."""
+
+    def __init__(self, gateway: Gateway, session: aiohttp.ClientSession) -> None:
+        self.gateway, self._session = gateway, session
+        self.url = f"http://127.0.0.1:{gateway.settings.port}"
+
+    @property
+    def board(self) -> FakeBoard:
+        assert isinstance(self.gateway.board, FakeBoard)
+        return self.gateway.board
+
+    @property
+    def outbox(self) -> FakeOutbox:
+        assert isinstance(self.gateway.outbox, FakeOutbox)
+        return self.gateway.outbox
+
+    def get(self, path: str, **headers: str) -> Any:
+        return self._session.get(self.url + path, headers=headers)
+
+    def post(self, body: Any, **headers: str) -> Any:
+        if isinstance(body, bytes):
+            given = {"Content-Type": "text/plain", **headers}
+            return self._session.post(f"{self.url}/v1/reports", data=body, headers=given)
+        return self._session.post(f"{self.url}/v1/reports", json=body, headers=headers)
+
+    def request(self, method: str, path: str, **headers: str) -> Any:
+        return self._session.request(method, self.url + path, headers=headers)
+
+    async def raw(self, data: bytes, *, read_s: float = 2.0) -> bytes:
+        """Send bytes as they are; returns what comes until the other side closes or is silent."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.gateway.settings.port)
+        writer.write(data)
+        answer = b""
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(read_s):
+                while chunk := await reader.read(65536):
+                    answer += chunk
+        writer.close()
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def running(
+    value: bytes | None = None, *, posted: bool = True, pages: Any = None, **gateway: Any
+) -> AsyncIterator[Site]:
+    """A gateway that has read an assignment."""
+    made = settings(**gateway)
+    edge = Gateway(made, pages, FakeBoard(made.kafka), FakeOutbox(made))
+    stop = asyncio.Event()
+    task = asyncio.ensure_future(edge.run(stop))
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        site = Site(edge, session)
+        if posted:
+            site.board.post(value or assignment())
+        await listening(made.gateway.port)
+        try:
+            yield site
+        finally:
+            stop.set()
+            await asyncio.wait_for(task, 10)
+
+
+async def listening(port: int, within_s: float = 20) -> None:
+    async with asyncio.timeout(within_s):
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return
+            await asyncio.sleep(0.05)
+
+
+def batch_of(value: bytes | None = None) -> str:
+    return decode_offer(value or assignment()).open[0][0]
+
+
+def report(batch: str | None = None, ones: int = 1, **changes: Any) -> dict[str, Any]:
+    return {"batch": batch or batch_of(), "id": secrets.token_hex(16), "ones": ones, **changes}
+
+
+def body(*reports: Any, experiment: str = "test") -> dict[str, Any]:
+    return {"experiment": experiment, "reports": list(reports)}
+
+
+__all__ = [
+    "ORIGIN",
+    "Unavailable",
+    "assignment",
+    "banners",
+    "batch_of",
+    "body",
+    "report",
+    "running",
+]

@@ -1,0 +1,145 @@
+"""The chaos run: workers, producers and broker under a seeded schedule of kills and freezes.
+
+`python -m tests.integration.chaos.chaos --minutes 10 --seed 7` runs it by hand; `make chaos`
+calls that. A failure prints the seed, which replays the same schedule of events.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stream_app import registry
+from stream_app.broker import LocalBroker
+from stream_app.config import Settings
+from stream_app.core.agents import Status
+from stream_app.core.experiment import Experiment
+from tests.integration.service import (
+    Worker,
+    check,
+    environment,
+    experiment,
+    last_assignment,
+    settings_for,
+    topics,
+    workers,
+)
+
+# Longer than the group's session: when it wakes up, its partitions are another's.
+_FREEZE_S = 9.0
+_ROLES = ("shuffle,agent", "shuffle", "agent")
+_EVENTS = {
+    "kill worker": 40,
+    "stop worker": 10,
+    "freeze worker": 6,
+    "kill broker": 4,
+    "restart broker": 2,
+    "kill producer": 38,
+}
+
+
+@dataclass
+class Chaos:
+    """One run: what happened, and to whom."""
+
+    settings: Settings
+    broker: LocalBroker
+    chance: random.Random
+    running: list[Worker]
+    events: Counter[str] = field(default_factory=Counter)
+    producers: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+
+    async def event(self) -> None:
+        """One of the events, by weight."""
+        (name,) = self.chance.choices(list(_EVENTS), list(_EVENTS.values()))
+        worker = self.chance.choice(self.running)
+        self.events[name] += 1
+        match name:
+            case "kill worker":
+                worker.kill()
+                worker.start()
+            case "stop worker":
+                await asyncio.to_thread(worker.stop)
+                worker.start()
+            case "freeze worker":
+                worker.process.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(_FREEZE_S)
+                worker.process.send_signal(signal.SIGCONT)
+            case "kill broker":
+                await asyncio.to_thread(self.broker.kill)
+                await asyncio.sleep(self.chance.uniform(0, 3))
+                await asyncio.to_thread(self.broker.start)
+            case "restart broker":
+                await asyncio.to_thread(self.broker.restart)
+            case "kill producer":
+                with contextlib.suppress(ProcessLookupError):
+                    self.chance.choice(list(self.producers.values())).kill()
+
+    async def produce(self, definition: Experiment) -> None:
+        """Users for one experiment, from a new process whenever the old one dies."""
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "stream_app", "users", definition.name, "--rate", "300",
+                env=environment(self.settings),
+                stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+            self.producers[definition.name] = process
+            if await process.wait() == 0:
+                return
+
+
+async def run(broker: LocalBroker, folder: Path, minutes: float, seed: int) -> Counter[str]:
+    """Chaos for some minutes, then quiet until every experiment has ended, then the auditor."""
+    settings = settings_for(broker.bootstrap, max_reread_records=3_000)
+    await topics(settings, 4)
+    # About as many users as come in that time: the experiments end soon after the chaos.
+    definitions = [
+        experiment(
+            f"chaos-{i}",
+            order="interleaved" if i % 2 else "sequential",
+            preset="kl-ucb" if i == 3 else "optimal",
+            horizon=int(minutes * 60 * 220),
+            means=[0.5, 0.5, 0.5],
+        )
+        for i in range(4)
+    ]
+    for definition in definitions:
+        await registry.create(settings.kafka, definition)
+    with workers(settings, folder, *_ROLES) as running:
+        chaos = Chaos(settings, broker, random.Random(seed), running)
+        users = [asyncio.ensure_future(chaos.produce(d)) for d in definitions]
+        while len(chaos.producers) < len(definitions):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        end = time.monotonic() + 60 * minutes
+        while time.monotonic() < end and not all(task.done() for task in users):
+            await asyncio.sleep(chaos.chance.uniform(0.2, 2.0))
+            await chaos.event()
+        async with asyncio.timeout(120 + 60 * minutes):
+            await asyncio.gather(*users)
+    for definition in definitions:
+        state = (await last_assignment(settings, definition.name)).state
+        assert state.status is not Status.RUNNING
+    batches, reports = await check(settings, [d.name for d in definitions])
+    return chaos.events + Counter(batches=batches, reports=reports)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=3)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    given = parser.parse_args()
+    print(f"seed {given.seed}", flush=True)
+    with LocalBroker() as broker, tempfile.TemporaryDirectory() as folder:
+        print(dict(asyncio.run(run(broker, Path(folder), given.minutes, given.seed))))
+
+
+if __name__ == "__main__":
+    main()

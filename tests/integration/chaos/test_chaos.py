@@ -1,0 +1,24 @@
+"""A short chaos run in CI; `make chaos MINUTES=n` for longer ones."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from stream_app.broker import LocalBroker
+from tests.integration.chaos.chaos import run
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_nothing_is_lost_or_counted_twice(tmp_path: Path) -> None:
+    """Kills, freezes and restarts of workers, producers and broker: the auditor finds nothing."""
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    with LocalBroker() as broker:
+        events = await run(broker, tmp_path, minutes=1.5, seed=seed)
+    print(dict(events))
+
+    assert events["kill worker"] + events["kill producer"] >= 10
+    assert events["batches"] > 50
