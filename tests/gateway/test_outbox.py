@@ -111,6 +111,20 @@ async def test_large_holds_are_cut_into_batches() -> None:
     assert Counter(values) == Counter(v for _, batch in producer.batches for v in batch)
 
 
+async def test_a_hold_grows_while_others_are_on_their_way() -> None:
+    """However many requests come, two holds are in flight; the third leaves with all the rest."""
+    producer = Producer()
+    async with opened(producer, hold_requests=2, hold_ms=10) as outbox:
+        futures = [outbox.put(1, b"x", [b"%d" % i]) for i in range(50)]
+        await asyncio.sleep(0.05)
+        assert [2, 2] == [len(values) for _, values in producer.batches]
+
+        producer.acknowledged.set()
+        await asyncio.gather(*futures)
+
+    assert [2, 2, 46] == [len(values) for _, values in producer.batches]
+
+
 async def test_what_waits_is_bounded() -> None:
     """When Kafka is slow, senders are turned away instead of queued."""
     async with opened(Producer(), max_waiting_reports=5, hold_requests=1) as outbox:

@@ -137,8 +137,9 @@ def test_no_agent_answers(broker: LocalBroker, tmp_path: Path) -> None:
 def test_two_million_rows_with_known_means(tmp_path: Path) -> None:
     """.050 against .040 and .035 at (1, 1e-6): the right arm, and rates near the truth.
 
-    A wrong winner has probability 1/T; the log's rates lie within 5 standard errors of the truth
-    (false-failure probability 2e-6), and so do the private estimates' intervals.
+    All of 1 000 simulated runs decide; a wrong winner has probability 1/T. The log's rates lie
+    within 5 standard errors of the truth (false-failure probability 2e-6), and the truth lies
+    within the private estimates' intervals (1/T).
     """
     import pyarrow as pa
     from pyarrow import csv

@@ -27,6 +27,11 @@ FLAGS = [
     "--disable-renderer-backgrounding",
     "--disable-backgrounding-occluded-windows",
     "--disable-dev-shm-usage",
+    "--disable-extensions",
+    "--disable-default-apps",
+    "--disable-breakpad",
+    "--disable-spare-renderer-for-site-per-process",
+    "--disable-features=SpareRendererForSitePerProcess,Translate,OptimizationHints,MediaRouter",
     "--remote-debugging-port=0",
 ]
 
@@ -153,10 +158,10 @@ class Chromium:
         made = await self.call("Target.createBrowserContext")
         return str(made["browserContextId"])
 
-    async def page(self, context: str | None = None) -> Page:
-        """A new tab, in a fresh profile if none is given."""
+    async def page(self, context: str | None = None, url: str = "about:blank") -> Page:
+        """A new tab, in a fresh profile if none is given; its first requests may go unheard."""
         context = context or await self.profile()
-        made = await self.call("Target.createTarget", url="about:blank", browserContextId=context)
+        made = await self.call("Target.createTarget", url=url, browserContextId=context)
         target = made["targetId"]
         attached = await self.call("Target.attachToTarget", targetId=target, flatten=True)
         page = Page(self, context, target, attached["sessionId"])

@@ -156,7 +156,7 @@ async def test_the_shop_page() -> None:
     """`demo-web`'s page: a click, the clock, and what left, shown as it happens; opting out."""
     port = free_port()
     view = View()
-    value = assignment(dataclasses.replace(banners("shop"), attribution_s=1))
+    value = assignment(banners("shop", attribution_s="1"))
     view.assignment(value)
     origins = f"http://localhost:{port}"
     async with running(posted=False, pages=pages(view), port=port, origins=origins) as site:
@@ -222,8 +222,8 @@ async def test_a_hundred_visitors(broker: LocalBroker, tmp_path: Path) -> None:
 
 
 async def _visit(browser: Chromium, port: int) -> tuple[Page, dict[str, Any]]:
-    page = await browser.page()
-    await page.open(address(port, "shop"), "window.ready")
+    page = await browser.page(url=address(port, "shop"))
+    await page.until("window.ready")
     rates = orjson.dumps({"spring": 0.9, "summer": 0.4, "winter": 0.1}).decode()
     visit = await page.run(f"visit({rates})")
     if await page.run("bandit.ledger().reports.length"):
