@@ -17,8 +17,9 @@ from aiokafka.errors import KafkaError, ProducerFenced
 
 from stream_app import kafka
 from stream_app.config import KafkaSettings, dump_experiment
-from stream_app.core.agents import Status
+from stream_app.core.agents import Agent, Status
 from stream_app.core.experiment import Experiment
+from stream_app.core.terms import Limits, check
 from stream_app.errors import ConfigurationError, InvalidInput, Unavailable
 from stream_app.messages import Assignment, Definition, decode_assignment, decode_definition
 from stream_app.reading import read_to_end
@@ -77,6 +78,21 @@ async def find(settings: KafkaSettings, name: str) -> Entry:
             "see which are with: shufflebandit experiment list"
         )
     return entry
+
+
+def check_limits(experiment: Experiment, limits: Limits) -> None:
+    """Refuse what clients and stages with these limits would refuse, or what cannot begin."""
+    assignment = Assignment(experiment, Agent(experiment).begin())
+    if not assignment.state.open:
+        raise ConfigurationError(
+            f"horizon = {experiment.horizon}: not even one batch for every arm fits into it; use a "
+            "larger horizon or a smaller agent.batch_size"
+        )
+    terms = assignment.terms(assignment.state.open[0])
+    try:
+        check(terms.batch_id, terms.as_json(), limits)
+    except InvalidInput as error:
+        raise ConfigurationError(f"experiment {experiment.name}: {error}") from None
 
 
 async def create(settings: KafkaSettings, experiment: Experiment) -> bool:

@@ -255,9 +255,9 @@ def test_unknown_role(start: Start, tmp_path: Path) -> None:
     worker = start("run", "--roles", "shuffle,boss")
 
     assert worker.wait(20) == 2
-    assert ["shufflebandit: --roles 'boss': must be one or more of shuffle,agent,monitor"] == lines(
-        tmp_path
-    )
+    assert [
+        "shufflebandit: --roles 'boss': must be one or more of shuffle,agent,monitor,gateway"
+    ] == lines(tmp_path)
 
 
 PARTS = """

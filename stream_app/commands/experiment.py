@@ -30,6 +30,7 @@ def experiment() -> None:
 def create(file: Path, settings: Settings) -> None:
     """Start the experiment of a file; its definition cannot be changed afterwards."""
     defined = load_experiment(file)
+    registry.check_limits(defined, settings.limits)
     created = run(settings, registry.create(settings.kafka, defined))
     said = "created" if created else "exists already with the same definition; nothing was changed"
     click.echo(f"experiment {defined.name} {said}")

@@ -267,6 +267,8 @@ async def test_stops_in_time(broker: LocalBroker) -> None:
         await opened(agent, 4)
         sending = [here.send("reports", b"demo", b"junk", n % 4) for n in range(200)]
         await asyncio.gather(*sending)
+        slots = list(worker._session._slots.values())  # type: ignore[union-attr]
+        await until(lambda: all(slot.position == 50 for slot in slots))
         took = [await here.stop(worker), await here.stop(agent)]
 
         again = here.shuffle()

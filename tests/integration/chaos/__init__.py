@@ -1,1 +1,1 @@
-"""Chaos: everything is killed, frozen and restarted on a seeded schedule; then the auditor comes."""
+"""Everything is killed, frozen and restarted on a seeded schedule; then the auditor comes."""
