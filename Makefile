@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+MINUTES ?= 3
+SEED ?=
 .DEFAULT_GOAL := help
 
-.PHONY: help install kafka prometheus browser demo demo-web observe dashboard test lint bench clean
+.PHONY: help install kafka prometheus browser demo demo-web observe dashboard test chaos lint bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -28,7 +30,7 @@ demo-web: kafka ## a shop page to try in a browser: it adds the noise before any
 	@$(BIN)/shufflebandit demo-web $(ARGS)
 
 prometheus: ## install Prometheus, where it may
-	@deploy/ensure prometheus
+	@deploy/ensure prometheus || true
 
 observe: kafka prometheus ## keep the demo running with Prometheus, and Grafana where it is installed
 	@$(BIN)/python deploy/observe.py $(ARGS)
@@ -40,7 +42,12 @@ browser: ## install a Chromium for the tests of the web pages, where it may
 	@deploy/ensure chromium || true
 
 test: kafka prometheus browser lint ## lint, then run every test
-	$(BIN)/pytest --cov=stream_app.core --cov-report=term --cov-fail-under=95 $(ARGS)
+	$(BIN)/pytest -q -n 2 tests/core -m "not slow" --cov=stream_app.core --cov-report=term --cov-fail-under=95 $(ARGS)
+	$(BIN)/pytest -q -n 2 tests/core -m slow $(ARGS)
+	$(BIN)/pytest -q -n 2 --dist loadfile tests --ignore tests/core $(ARGS)
+
+chaos: kafka ## kill, freeze and restart everything for MINUTES minutes, then audit; SEED=n replays a schedule
+	$(BIN)/python -m tests.integration.chaos.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 lint: install ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

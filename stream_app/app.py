@@ -207,15 +207,12 @@ class _Worker(faust.Worker):
 
 def check_port(settings: MonitorSettings | GatewaySettings) -> None:
     """Raises Unavailable if the monitor or the gateway could not listen."""
+    section, remedy = "gateway", "choose another in the settings, gateway.port"
     if isinstance(settings, MonitorSettings):
-        section, remedy = (
-            "monitor",
-            (
-                "choose another with --web-port, or run without the monitor role: --roles shuffle,agent"
-            ),
+        section = "monitor"
+        remedy = (
+            "choose another with --web-port, or run without the monitor role: --roles shuffle,agent"
         )
-    else:
-        section, remedy = "gateway", "choose another in the settings, gateway.port"
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

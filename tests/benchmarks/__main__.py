@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import core, metrics, replay
+from tests.benchmarks import core, gateway, metrics, replay
 
-MODULES = (core, metrics, replay)
+MODULES = (core, metrics, replay, gateway)
 
 
 def main() -> None:

@@ -123,16 +123,18 @@ async def last_assignment(settings: Settings, name: str) -> Assignment:
 
 async def check(settings: Settings, names: Sequence[str]) -> tuple[int, int]:
     """Verify and audit; returns batches and reports. Any difference fails."""
-    batches = reports = 0
-    for name in names:
-        for report in (
-            await audit.verify(settings.kafka, name),
-            await audit.audit(settings.kafka, name),
-        ):
-            assert report.differences == ()
-            assert report.unchecked == ()
-        batches, reports = batches + report.batches, reports + report.reports
-    return batches, reports
+    slots = asyncio.Semaphore(8)
+
+    async def one(name: str) -> tuple[int, int]:
+        async with slots:
+            verified = await audit.verify(settings.kafka, name)
+            audited = await audit.audit(settings.kafka, name)
+        assert verified.differences == audited.differences == ()
+        assert verified.unchecked == audited.unchecked == ()
+        return audited.batches, audited.reports
+
+    counted = await asyncio.gather(*(one(name) for name in names))
+    return sum(batches for batches, _ in counted), sum(reports for _, reports in counted)
 
 
 async def topics(settings: Settings, partitions: int) -> None:

@@ -163,7 +163,7 @@ async def test_the_shop_page() -> None:
         site.board.post(value, "shop")
         async with chromium() as browser:
             page = await browser.page()
-            await page.open(f"http://localhost:{port}/", "document.documentElement.dataset.ready")
+            await page.open(f"http://localhost:{port}/", "document.documentElement?.dataset.ready")
             await page.run("document.getElementById('buy').click()")
             await page.until("document.getElementById('state').textContent.startsWith('Clicked')")
             await page.until("document.getElementById('state').textContent.includes('it counts')")
