@@ -14,7 +14,7 @@ import orjson
 
 from stream_app.config import dump_experiment, parse_experiment
 from stream_app.core.agents import ArmState, OpenBatch, State, Status
-from stream_app.core.experiment import Experiment
+from stream_app.core.experiment import MAX_HORIZON, Experiment
 from stream_app.core.terms import MAX_INTEGER, Terms, parse
 from stream_app.core.window import Delta, Place, Release
 from stream_app.errors import InvalidInput
@@ -140,7 +140,11 @@ def decode_assignment(value: bytes | None) -> Assignment:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(f"assignment: {type(error).__name__}: {error}") from None
-    if len(arms) != len(experiment.arms) or state.epoch > 60:
+    # The agent never doubles a horizon beyond the largest one.
+    reached = state.epoch == 0 or (
+        state.epoch < 64 and experiment.horizon << state.epoch <= MAX_HORIZON
+    )
+    if len(arms) != len(experiment.arms) or not reached:
         raise InvalidInput("assignment: its arms or epoch do not fit its definition")
     return Assignment(experiment, state, _integer(raw, "folded", least=-1))
 

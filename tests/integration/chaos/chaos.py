@@ -82,6 +82,23 @@ class Chaos:
                 with contextlib.suppress(ProcessLookupError):
                     self.chance.choice(list(self.producers.values())).kill()
 
+    async def rage(self, users: list[asyncio.Future[None]], seconds: float) -> None:
+        """Events at random moments, for so long or until all users are through."""
+        while len(self.producers) < len(users):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not all(task.done() for task in users):
+            await asyncio.sleep(self.chance.uniform(0.2, 2.0))
+            await self.event()
+
+    def end(self, users: list[asyncio.Future[None]]) -> None:
+        """Leave nothing running, whatever happened."""
+        for task in users:
+            task.cancel()
+        for process in self.producers.values():
+            if process.returncode is None:
+                process.kill()
+
     async def produce(self, definition: Experiment) -> None:
         """Users for one experiment, from a new process whenever the old one dies."""
         while True:
@@ -115,14 +132,12 @@ async def run(broker: LocalBroker, folder: Path, minutes: float, seed: int) -> C
     with workers(settings, folder, *_ROLES) as running:
         chaos = Chaos(settings, broker, random.Random(seed), running)
         users = [asyncio.ensure_future(chaos.produce(d)) for d in definitions]
-        while len(chaos.producers) < len(definitions):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-        end = time.monotonic() + 60 * minutes
-        while time.monotonic() < end and not all(task.done() for task in users):
-            await asyncio.sleep(chaos.chance.uniform(0.2, 2.0))
-            await chaos.event()
-        async with asyncio.timeout(120 + 60 * minutes):
-            await asyncio.gather(*users)
+        try:
+            await chaos.rage(users, 60 * minutes)
+            async with asyncio.timeout(120 + 60 * minutes):
+                await asyncio.gather(*users)
+        finally:
+            chaos.end(users)
     for definition in definitions:
         state = (await last_assignment(settings, definition.name)).state
         assert state.status is not Status.RUNNING
