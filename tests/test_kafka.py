@@ -239,7 +239,9 @@ async def test_compaction_may_leave_nothing_at_the_end() -> None:
     """Answered polls without a record end the reading; unanswered ones are an error."""
     place = TopicPartition("t", 0)
 
-    assert [] == [records async for records in read_to_end(Scripted(answers=True), place)]
+    assert [] == [
+        records async for records in read_to_end(Scripted(answers=True), place, compacted=True)
+    ]
     with pytest.raises(KafkaTimeoutError):
         await anext(read_to_end(Scripted(answers=False), place, silent_s=0.1))
 

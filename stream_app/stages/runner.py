@@ -6,10 +6,15 @@ Whatever goes wrong with Kafka, the session is thrown away and a new one starts 
 import asyncio
 import contextlib
 import logging
-import random
+import secrets
 import time
 
-from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
+from aiokafka.errors import (
+    InvalidProducerEpoch,
+    KafkaConnectionError,
+    KafkaError,
+    ProducerFenced,
+)
 
 from stream_app.config import KafkaSettings
 from stream_app.metrics.instruments import Metrics
@@ -17,6 +22,12 @@ from stream_app.stages.partition import Stage
 from stream_app.stages.session import Session
 
 log = logging.getLogger("shufflebandit")
+
+
+def _in_words(error: BaseException) -> str:
+    if isinstance(error, TimeoutError | OSError | KafkaConnectionError):
+        return "Kafka is away, waiting for it; then from the log again"
+    return f"{type(error).__name__}: {str(error)[:200]}; starting again from the log"
 
 
 class Runner:
@@ -49,13 +60,10 @@ class Runner:
                     fenced=isinstance(error, ProducerFenced | InvalidProducerEpoch)
                 )
                 if not away or time.monotonic() - started > 60:
-                    log.warning(
-                        "%s: %s: %s; starting again from the log",
-                        self._stage.name, type(error).__name__, str(error)[:200],
-                    )  # fmt: skip
+                    log.warning("%s: %s", self._stage.name, _in_words(error))
                 away = True
             finally:
                 self._session = None
                 await session.close()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(halt.wait(), random.uniform(0.1, 1.0))  # noqa: S311
+                await asyncio.wait_for(halt.wait(), 0.1 + secrets.randbelow(900) / 1000)

@@ -80,7 +80,8 @@ class Session:
             for client in list(self._clients):
                 await client.start()
         self._input.subscribe([topic(self.settings, self.stage.input)], listener=_Listener(self))
-        work = [asyncio.ensure_future(loop) for loop in (self._consume(), self._tail())]
+        loops = (self._consume(), self._tail(), self._watch())
+        work = [asyncio.ensure_future(loop) for loop in loops]
         halted = asyncio.ensure_future(halt.wait())
         try:
             done, _ = await asyncio.wait([halted, *work], return_when=asyncio.FIRST_COMPLETED)
@@ -161,14 +162,25 @@ class Session:
                 async with asyncio.timeout(_PROBE_EVERY_S):
                     await self._input.end_offsets(self._input.assignment())
             except (KafkaError, TimeoutError):
-                if not self._away:
-                    log.warning("%s: Kafka is away, waiting for it", self.stage.name)
-                self._away = True
+                self._say(away=True)
                 return
             self._heard = time.monotonic()
-        if self._away and self._heard > now - _PROBE_EVERY_S:
+        if self._heard > now - _PROBE_EVERY_S:
+            self._say(away=False)
+
+    async def _watch(self) -> None:
+        """A transaction that Kafka does not answer holds the lock, so somebody else must say it."""
+        while True:
+            await asyncio.sleep(1)
+            if self._writing is not None and time.monotonic() - self._writing > _PROBE_EVERY_S:
+                self._say(away=True)
+
+    def _say(self, *, away: bool) -> None:
+        if away and not self._away:
+            log.warning("%s: Kafka is away, waiting for it", self.stage.name)
+        elif self._away and not away:
             log.info("%s: Kafka is back", self.stage.name)
-            self._away = False
+        self._away = away
 
     async def _process(self, slot: _Slot, records: Sequence[Record]) -> None:
         slot.position = records[-1].offset + 1
@@ -274,6 +286,7 @@ class Session:
             written = await asyncio.gather(*sent)
             await producer.commit_transaction()
         self._writing = None
+        self._say(away=False)
         self.metrics.committed(time.monotonic() - started)
         for output, place in zip(outputs, written, strict=True):
             self.metrics.wrote(

@@ -91,6 +91,14 @@ class Chaos:
             await asyncio.sleep(self.chance.uniform(0.2, 2.0))
             await self.event()
 
+    async def revive(self) -> None:
+        """Start workers again that gave up because no Kafka answered at their start."""
+        while True:
+            await asyncio.sleep(1)
+            for worker in self.running:
+                if worker.process.poll() is not None:
+                    worker.start()
+
     def end(self, users: list[asyncio.Future[None]]) -> None:
         """Leave nothing running, whatever happened."""
         for task in users:
@@ -132,11 +140,13 @@ async def run(broker: LocalBroker, folder: Path, minutes: float, seed: int) -> C
     with workers(settings, folder, *_ROLES) as running:
         chaos = Chaos(settings, broker, random.Random(seed), running)
         users = [asyncio.ensure_future(chaos.produce(d)) for d in definitions]
+        reviving = asyncio.ensure_future(chaos.revive())
         try:
             await chaos.rage(users, 60 * minutes)
             async with asyncio.timeout(120 + 60 * minutes):
                 await asyncio.gather(*users)
         finally:
+            reviving.cancel()
             chaos.end(users)
     for definition in definitions:
         state = (await last_assignment(settings, definition.name)).state
