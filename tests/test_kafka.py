@@ -67,7 +67,7 @@ async def test_create_is_idempotent(broker: LocalBroker) -> None:
 
 
 async def test_topics_have_their_clean_up(writer: Writer) -> None:
-    """As DESIGN says: sums for ever, reports deleted, the others compacted."""
+    """Sums are kept for ever, reports deleted after a while, the others compacted."""
     names = {kafka.topic(writer.settings, name): name for name in kafka.TOPICS}
     async with kafka.admin(writer.settings) as admin:
         found = await admin.describe_configs(
