@@ -4,13 +4,13 @@ import asyncio
 import dataclasses
 import logging
 import sys
-from pathlib import Path
 
 import click
 
 from producers.live import Drift, Outcome, run_users
+from stream_app.commands.connection import with_settings
 from stream_app.commands.output import echo_json, json_option
-from stream_app.config import Settings, load_settings
+from stream_app.config import Settings
 from stream_app.errors import ConfigurationError
 
 
@@ -35,9 +35,8 @@ from stream_app.errors import ConfigurationError
 @click.option(
     "--seed", default=1, show_default=True, type=click.IntRange(0), help="Of the rewards."
 )
-@click.option("--config", type=click.Path(path_type=Path), help="Settings file, TOML.")
-@click.option("--bootstrap", metavar="HOST:PORT", help="Kafka's address, over the settings.")
 @json_option
+@with_settings
 def users(
     name: str,
     means: str | None,
@@ -45,15 +44,13 @@ def users(
     users: int | None,
     drift: str | None,
     seed: int,
-    config: Path | None,
-    bootstrap: str | None,
     as_json: bool,
+    settings: Settings,
 ) -> None:
     """Simulated users for experiment NAME, until it ends: each sees an arm, clicks or not, reports.
 
     Example: shufflebandit users banners --means 0.75,0.7,0.7 --rate 2000
     """
-    settings = _settings(config, bootstrap)
     # An outage is said once, by the client; aiokafka would say it dozens of times a second.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     terminal = sys.stderr.isatty()
@@ -76,14 +73,6 @@ def users(
         echo_json(dataclasses.asdict(outcome))
     else:
         click.echo(_summary(name, outcome))
-
-
-def _settings(config: Path | None, bootstrap: str | None) -> Settings:
-    settings = load_settings(config)
-    if bootstrap is None:
-        return settings
-    kafka = dataclasses.replace(settings.kafka, bootstrap=bootstrap)
-    return dataclasses.replace(settings, kafka=kafka)
 
 
 def _numbers(option: str, text: str) -> list[float]:
