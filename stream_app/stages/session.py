@@ -272,6 +272,8 @@ class Session:
             return
         producer = slot.producer
         self._writing = started = time.monotonic()
+        # Given here: of several records in a batch aiokafka would tell only the first one's time.
+        now_ms = time.time_ns() // 1_000_000
         async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
             await producer.begin_transaction()
             sent = [
@@ -280,18 +282,17 @@ class Session:
                     value=output.value,
                     key=output.key,
                     partition=slot.number,
+                    timestamp_ms=now_ms,
                 )
                 for output in outputs
             ]
-            written = await asyncio.gather(*sent)
+            await asyncio.gather(*sent)
             await producer.commit_transaction()
         self._writing = None
         self._say(away=False)
         self.metrics.committed(time.monotonic() - started)
-        for output, place in zip(outputs, written, strict=True):
-            self.metrics.wrote(
-                output.times, output.topic, len(output.value or b""), place.timestamp
-            )
+        for output in outputs:
+            self.metrics.wrote(output.times, output.topic, len(output.value or b""), now_ms)
 
     async def _commit_marks_if_due(self) -> None:
         if time.monotonic() >= self._next_commit:
