@@ -118,6 +118,7 @@ class Chaos:
             self.producers[definition.name] = process
             if await process.wait() == 0:
                 return
+            await asyncio.sleep(1)
 
 
 async def run(broker: LocalBroker, folder: Path, minutes: float, seed: int) -> Counter[str]:
