@@ -178,7 +178,7 @@ def build(settings: Settings, roles: frozenset[Role], metrics: Metrics | None = 
 
 
 def _monitor(app: App, settings: Settings, metrics: Metrics) -> Runs:
-    view = View()
+    view = View(reports_retained=settings.shuffle.retain_reports_for_audit)
     metrics.registry.register(ExperimentCollector(view, settings.metrics))
     reader = monitor.attach(app, settings.kafka, view)
     # Without faust's own pages (router, tables), and without its wait of 60 s for open requests.

@@ -66,6 +66,10 @@ class ShuffleSettings:
     # Names this worker to the group so that it gets its partitions back at once after a restart.
     # Only where names are unique (a StatefulSet).
     instance_id: str = ""
+    # Keep reports after their batch is released, until the topic's retention ends, so that an
+    # auditor can count the sums again. The monitor shows what its own settings say of this: the
+    # same in all workers.
+    retain_reports_for_audit: bool = False
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
 
 

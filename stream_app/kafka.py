@@ -31,7 +31,9 @@ PUBLIC = ("experiments", "assignments", "sums")
 # a packed report tells what is in it.
 _PLAIN = {"compression.type": "uncompressed"}
 _COMPACT = {**_PLAIN, "cleanup.policy": "compact"}
-# Every topic with its clean-up; `reports` is kept a week at most, `sums` for ever.
+_HOUR_MS = str(3600 * 1000)
+# Every topic with its clean-up; `reports` is kept a week at most, `sums` for ever. Deleted reports
+# and checkpoints leave the brokers' disks with their segment's file: it is closed after an hour.
 TOPICS: dict[str, dict[str, str]] = {
     "experiments": _COMPACT,
     "assignments": {**_COMPACT, "min.cleanable.dirty.ratio": "0.1"},
@@ -39,9 +41,14 @@ TOPICS: dict[str, dict[str, str]] = {
         **_PLAIN,
         "cleanup.policy": "delete",
         "retention.ms": str(7 * 24 * 3600 * 1000),
+        "segment.ms": _HOUR_MS,
         "message.timestamp.type": "LogAppendTime",
     },
-    "windows": {**_COMPACT, "min.cleanable.dirty.ratio": "0.1"},
+    "windows": {
+        **_COMPACT,
+        "min.cleanable.dirty.ratio": "0.1",
+        "max.compaction.lag.ms": _HOUR_MS,
+    },
     "sums": {**_PLAIN, "cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
 }
 

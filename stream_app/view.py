@@ -59,10 +59,16 @@ class _Entry:
 
 
 class View:
-    """Per experiment the newest assignment and what its sums tell: O(k) and a bounded history."""
+    """Per experiment the newest assignment and what its sums tell: O(k) and a bounded history.
 
-    def __init__(self) -> None:
+    Whether reports are kept after a release (`reports_retained`) is on no public topic, and a
+    reader of them has no right to look at `reports`. So it is what the settings of the process
+    that shows the view say: true if all workers have the same settings.
+    """
+
+    def __init__(self, *, reports_retained: bool = False) -> None:
         self.invalid = 0
+        self._reports_retained = reports_retained
         self.version = 0  # counts all changes
         self._entries: dict[str, _Entry] = {}
         self._agent = lru_cache(maxsize=64)(Agent)
@@ -133,7 +139,7 @@ class View:
         means, intervals = self._estimates(assignment)
         known = [t.mean if m is None else m for m, t in zip(means, tallies, strict=True)]
         users = [max(a.users, t.users) for a, t in zip(state.arms, tallies, strict=True)]
-        certificate = _certificate(assignment, entry.terms)
+        certificate = _certificate(assignment, entry.terms, self._reports_retained)
         true = experiment.simulation.means if experiment.simulation else None
         shown = {
             **_summary(assignment),
@@ -147,6 +153,7 @@ class View:
             "honest_fraction": float(experiment.privacy.honest_fraction),
             "certified_delta": certificate and certificate["certified_delta"],
             "certificate": certificate,
+            "reports_retained": self._reports_retained,
             "estimated_regret": regret(users, known),
             "true_regret": regret(users, true) if true else None,
             "regret": _regret_curve(entry, experiment.arms, known, true),
@@ -227,7 +234,9 @@ def _arms(
     ]
 
 
-def _certificate(assignment: Assignment, newest: Terms | None) -> dict[str, Any] | None:
+def _certificate(
+    assignment: Assignment, newest: Terms | None, reports_retained: bool
+) -> dict[str, Any] | None:
     """What is certified of the newest batch, and what a stranger needs to compute it again."""
     opened = assignment.state.open
     terms = assignment.terms(opened[-1]) if opened else newest
@@ -245,6 +254,7 @@ def _certificate(assignment: Assignment, newest: Terms | None) -> dict[str, Any]
         "mechanism": str(terms.mechanism.name),
         "calibration": str(terms.mechanism.calibration),
         "parameters": terms.as_json()["parameters"],
+        "reports_retained": reports_retained,
     }
 
 

@@ -16,6 +16,7 @@ def describe(shown: dict[str, Any]) -> dict[str, Any]:
         "guarantee": guarantee(shown),
         "privacy": privacy(shown),
         "certificate": certificate(shown["certificate"]),
+        "reports": reports(shown),
         "assumptions": assumptions(shown),
     }
 
@@ -77,6 +78,20 @@ def certificate(of: dict[str, Any] | None) -> str:
         f"{of['honest']:,} must be honest) has a delta of at most {of['certified_delta']:.3g} "
         f"at epsilon = {of['epsilon']:g}: computed from the batch's public terms, and checked "
         "again by every client and by the shuffle stage before a report counts."
+    )
+
+
+def reports(shown: dict[str, Any]) -> str:
+    """What becomes of single reports, by the settings that the monitor was given."""
+    if shown["reports_retained"]:
+        return (
+            "By the service's settings, reports are kept for an auditor after their batch is "
+            "released, until the retention time of their topic ends. For so long, whoever can "
+            "read that topic or its disks sees single reports."
+        )
+    return (
+        "By the service's settings, reports are deleted from their topic once no open batch "
+        "needs them."
     )
 
 

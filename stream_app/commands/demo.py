@@ -80,6 +80,10 @@ def _service(settings: Settings, port: int, folder: Path) -> Iterator[Any]:
     log = folder / "service.log"
     command = [sys.executable, "-m", "stream_app", "run", "--web-port", str(port)]
     command += ["--metrics-port", str(free_port())]
+    # The audit at the end needs the reports, which the service deletes otherwise.
+    file = folder / "settings.toml"
+    file.write_text("[shuffle]\nretain_reports_for_audit = true\n", encoding="utf-8")
+    command += ["--config", str(file)]
     process = supervised([*command, "--bootstrap", settings.kafka.bootstrap], log)
 
     def alive() -> None:
@@ -214,6 +218,7 @@ def _summary(out: Console, experiment: Experiment, shown: dict[str, Any], outcom
         f"agent and its readers see (certified delta {shown['certified_delta']:.2g}), as long as "
         f"{privacy.honest_fraction:.0%} of each batch is honest and the shuffle stage is trusted."
     )
+    out.print("Kept for the audit that follows: the reports. By default the service deletes them.")
 
 
 def _comparison(experiment: Experiment) -> tuple[float, float]:

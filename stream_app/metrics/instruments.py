@@ -183,6 +183,10 @@ class StageMetrics:
         """A transaction went through."""
         self._transaction.observe(seconds)
 
+    def deleted(self, *, failed: bool) -> None:
+        """Input records that no restart needs were deleted, or could not be."""
+        self._own.deleted(failed=failed)
+
     def rebalanced(self) -> None:
         """The group gave out partitions."""
         self._rebalances.inc()
@@ -227,10 +231,20 @@ class _Shuffle:
             "shufflebandit_checkpoint_bytes", "Sizes of the checkpoints written to `windows`.",
             buckets=_BYTES, registry=registry,
         )  # fmt: skip
+        deletions = Counter(
+            "shufflebandit_report_deletions_total",
+            "Requests to delete the reports that no open batch needs.",
+            ["outcome"], registry=registry,
+        )  # fmt: skip
+        self._deletions = {failed: deletions.labels("failed" if failed else "done")
+                           for failed in (False, True)}  # fmt: skip
 
     def level(self, levels: list[Mapping[str, int]]) -> None:
         for name, gauge in self._levels.items():
             gauge.set(sum(level[name] for level in levels))
+
+    def deleted(self, *, failed: bool) -> None:
+        self._deletions[failed].inc()
 
     def wrote(self, times: Times | None, topic: str, size: int, at_ms: int) -> None:
         if topic == "windows" and size:
@@ -260,6 +274,9 @@ class _Agent:
 
     def level(self, levels: list[Mapping[str, int]]) -> None:
         """It has none."""
+
+    def deleted(self, *, failed: bool) -> None:
+        """It deletes nothing."""
 
     def wrote(self, times: Times | None, _topic: str, _size: int, at_ms: int) -> None:
         self._assignments.inc()

@@ -93,3 +93,4 @@ class Stage:
     group: str
     instance_id: str
     make: Callable[[], Partition]
+    delete_input: bool = False  # once a committed mark says that no restart needs it

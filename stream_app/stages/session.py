@@ -15,16 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import (
-    CommitFailedError,
-    IllegalStateError,
-    KafkaError,
-)
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import CommitFailedError, IllegalStateError
 
 from stream_app.config import KafkaSettings
 from stream_app.kafka import client_options, make_consumer, stop, topic
 from stream_app.metrics.instruments import StageMetrics
 from stream_app.reading import read_to_end
+from stream_app.stages.deletion import Deletion
+from stream_app.stages.outage import Outage
 from stream_app.stages.partition import Log, Partition, Readers, Record, Stage
 
 log = logging.getLogger("shufflebandit")
@@ -33,9 +32,6 @@ _TRANSACTION_TIMEOUT_S = 20
 _OPEN_TIMEOUT_S = 300
 _STOP_TIMEOUT_S = 2
 _COMMIT_EVERY_S = 1.0
-_PROBE_EVERY_S = 3.0
-# A transaction that takes longer makes the worker unready.
-_SLOW_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -61,12 +57,13 @@ class Session:
     _slots: dict[int, _Slot] = field(default_factory=dict)
     _assigned: set[int] = field(default_factory=set)
     _joined: bool = False
-    _writing: float | None = None  # since when a transaction is under way
     _clients: list[Any] = field(default_factory=list)
     _next_commit: float = 0.0
     _tailed: frozenset[int] = frozenset()
-    _heard: float = 0.0
-    _away: bool = False
+    _deletion: Deletion | None = None
+
+    def __post_init__(self) -> None:
+        self._outage = Outage(self.stage.name)
 
     async def run(self, halt: asyncio.Event) -> None:
         """Consume and process until `halt` is set or something fails."""
@@ -76,11 +73,16 @@ class Session:
             self._client(make_consumer(self.settings, committed=False)),
         )
         self._side = self._client(make_consumer(self.settings, committed=True))
+        if self.stage.delete_input:
+            admin = self._client(AIOKafkaAdminClient(**client_options(self.settings)))
+            self._deletion = Deletion(admin, self._topic, self.metrics)
         async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
             for client in list(self._clients):
                 await client.start()
-        self._input.subscribe([topic(self.settings, self.stage.input)], listener=_Listener(self))
-        loops = (self._consume(), self._tail(), self._watch())
+        self._input.subscribe([self._topic], listener=_Listener(self))
+        loops = [self._consume(), self._tail(), self._outage.watch()]
+        if self._deletion is not None:
+            loops.append(self._deletion.run())
         work = [asyncio.ensure_future(loop) for loop in loops]
         halted = asyncio.ensure_future(halt.wait())
         try:
@@ -99,19 +101,22 @@ class Session:
 
     def unready(self) -> str:
         """What it waits for, in words; empty while it does its work."""
-        if self._away:
+        if self._outage.away:
             return "Kafka is away"
         if not self._joined:
             return "its share of the partitions"
         if self._assigned:
             return f"{len(self._assigned)} partitions to be opened"
-        slow = self._writing is not None and time.monotonic() - self._writing > _SLOW_S
-        return "a transaction to go through" if slow else ""
+        return "a transaction to go through" if self._outage.slow else ""
 
     @property
     def _group(self) -> str:
         """Consumer group and fencing: two deployments with other topics do not meet."""
         return f"{self.settings.topic_prefix}.{self.stage.group}"
+
+    @property
+    def _topic(self) -> str:
+        return topic(self.settings, self.stage.input)
 
     def _client(self, client: Any) -> Any:
         self._clients.append(client)
@@ -144,7 +149,7 @@ class Session:
                 await self._open_assigned()
             before = dict(self._slots)
             chunks = await self._input.getmany(timeout_ms=100)
-            await self._notice_outage(quiet=not chunks)
+            await self._outage.notice(quiet=not chunks, probe=self._probe if self._slots else None)
             async with self._lock:
                 for place, records in chunks.items():
                     slot = self._slots.get(place.partition)
@@ -152,35 +157,8 @@ class Session:
                         await self._process(slot, records)
                 await self._commit_marks_if_due()
 
-    async def _notice_outage(self, *, quiet: bool) -> None:
-        """aiokafka waits for Kafka without a word to us: ask when nothing came for a while."""
-        now = time.monotonic()
-        if not quiet:
-            self._heard = now
-        elif self._slots and now - self._heard > _PROBE_EVERY_S:
-            try:
-                async with asyncio.timeout(_PROBE_EVERY_S):
-                    await self._input.end_offsets(self._input.assignment())
-            except (KafkaError, TimeoutError):
-                self._say(away=True)
-                return
-            self._heard = time.monotonic()
-        if self._heard > now - _PROBE_EVERY_S:
-            self._say(away=False)
-
-    async def _watch(self) -> None:
-        """A transaction that Kafka does not answer holds the lock, so somebody else must say it."""
-        while True:
-            await asyncio.sleep(1)
-            if self._writing is not None and time.monotonic() - self._writing > _PROBE_EVERY_S:
-                self._say(away=True)
-
-    def _say(self, *, away: bool) -> None:
-        if away and not self._away:
-            log.warning("%s: Kafka is away, waiting for it", self.stage.name)
-        elif self._away and not away:
-            log.info("%s: Kafka is back", self.stage.name)
-        self._away = away
+    async def _probe(self) -> None:
+        await self._input.end_offsets(self._input.assignment())
 
     async def _process(self, slot: _Slot, records: Sequence[Record]) -> None:
         slot.position = records[-1].offset + 1
@@ -243,7 +221,7 @@ class Session:
             retry_backoff_ms=10,
             max_request_size=4 << 20,
         )
-        place = TopicPartition(topic(self.settings, self.stage.input), number)
+        place = TopicPartition(self._topic, number)
         history = Log(self.settings, number, self._readers)
         slot = _Slot(number, self.stage.make(), producer)
         try:
@@ -260,6 +238,7 @@ class Session:
         self._slots[number] = slot
         slot.position = max(begin, first)
         self.metrics.opened(number, slot.state)
+        self._allow_deletion(number, mark)
         await self._flush(slot)
         self._input.seek(place, slot.position)
         self._input.resume(place)
@@ -271,7 +250,7 @@ class Session:
         if not outputs:
             return
         producer = slot.producer
-        self._writing = started = time.monotonic()
+        self._outage.writing = started = time.monotonic()
         # Given here: of several records in a batch aiokafka would tell only the first one's time.
         now_ms = time.time_ns() // 1_000_000
         async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
@@ -288,8 +267,7 @@ class Session:
             ]
             await asyncio.gather(*sent)
             await producer.commit_transaction()
-        self._writing = None
-        self._say(away=False)
+        self._outage.wrote()
         self.metrics.committed(time.monotonic() - started)
         for output in outputs:
             self.metrics.wrote(output.times, output.topic, len(output.value or b""), now_ms)
@@ -304,22 +282,20 @@ class Session:
             self._measure_lag()
 
     def _measure_lag(self) -> None:
-        name = topic(self.settings, self.stage.input)
         assigned = self._input.assignment()
         for slot in self._slots.values():
-            place = TopicPartition(name, slot.number)
+            place = TopicPartition(self._topic, slot.number)
             end = self._input.highwater(place) if place in assigned else None
             if end is not None:
                 self.metrics.lag(slot.number, max(0, end - slot.position))
 
     async def _commit_marks(self) -> None:
         """Commit the first offset that a restart needs; losing a commit only costs rereading."""
-        name = topic(self.settings, self.stage.input)
         marks = {}
         for slot in self._slots.values():
             mark = slot.state.mark()
             if mark is not None and mark != slot.committed:
-                marks[TopicPartition(name, slot.number)] = slot.committed = mark
+                marks[TopicPartition(self._topic, slot.number)] = slot.committed = mark
         if not marks:
             return
         try:
@@ -327,6 +303,13 @@ class Session:
                 await self._input.commit(marks)
         except (CommitFailedError, IllegalStateError):
             log.debug("%s: marks not committed: rebalancing", self.stage.name)
+            return
+        for place, mark in marks.items():
+            self._allow_deletion(place.partition, mark)
+
+    def _allow_deletion(self, number: int, committed: int | None) -> None:
+        if self._deletion is not None and committed is not None:
+            self._deletion.allow(number, committed)
 
     async def revoke(self, numbers: set[int]) -> None:
         """Give partitions up: drop their state, stop their producers."""
@@ -335,12 +318,13 @@ class Session:
             dropped = [self._slots.pop(number) for number in numbers & set(self._slots)]
             for slot in dropped:
                 self.metrics.closed(slot.number)
+                if self._deletion is not None:
+                    self._deletion.forget(slot.number)
             await asyncio.gather(*(stop(slot.producer) for slot in dropped))
 
     def assign(self, numbers: set[int]) -> None:
         """Note partitions to open; nothing is fetched from them until then."""
-        name = topic(self.settings, self.stage.input)
-        self._input.pause(*(TopicPartition(name, number) for number in numbers))
+        self._input.pause(*(TopicPartition(self._topic, number) for number in numbers))
         self._assigned |= numbers
         self._joined = True
         self.metrics.rebalanced()

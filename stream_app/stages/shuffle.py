@@ -317,6 +317,13 @@ def make_runner(settings: Settings, metrics: Metrics | None = None) -> Runner:
         return ShufflePartition(settings.limits, shuffle.max_reread_records, shuffle.max_unsaved_s)
 
     stage = Stage(
-        "shuffle", "reports", "assignments", False, shuffle.group, shuffle.instance_id, make
+        "shuffle",
+        "reports",
+        "assignments",
+        False,
+        shuffle.group,
+        shuffle.instance_id,
+        make,
+        delete_input=not shuffle.retain_reports_for_audit,
     )
     return Runner(settings.kafka, stage, metrics)

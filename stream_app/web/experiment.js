@@ -191,6 +191,7 @@ function phaseRow(phase, shown) {
 function certificate(name) {
   const promise = el("p");
   const computed = el("p");
+  const kept = el("p", { class: "reports" });
   const list = el("ul");
   const numbers = facts(["epsilon", "delta", "Certified delta", "Honest fraction", "Noise", "Calibration", "Batch size", "Parameters"]);
   const batch = el("code", { class: "long" });
@@ -201,10 +202,11 @@ function certificate(name) {
     el("a", { href: path }, "This page as JSON"),
   );
   const check = el("p", { class: "note" }, "Anyone who can read the public topics can check it: ", el("code", {}, `shufflebandit verify ${name}`));
-  const node = section("Privacy", promise, computed, el("h3", {}, "What it rests on"), list, numbers.node, el("p", { class: "note" }, "Newest batch: ", batch), links, check);
+  const node = section("Privacy", promise, computed, kept, el("h3", {}, "What it rests on"), list, numbers.node, el("p", { class: "note" }, "Newest batch: ", batch), links, check);
   function update(shown) {
     setText(promise, shown.words.privacy);
     setText(computed, shown.words.certificate);
+    setText(kept, shown.words.reports);
     const rests = shown.words.assumptions;
     if (list.textContent !== rests.join("")) list.replaceChildren(...rests.map((text) => el("li", {}, text)));
     const of = shown.certificate;

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import orjson
 import pytest
-from aiokafka.admin import NewTopic
+from aiokafka import TopicPartition
+from aiokafka.admin import NewTopic, RecordsToDelete
 
 from stream_app import kafka
 from stream_app.broker import LocalBroker
@@ -150,6 +151,29 @@ def test_checks_pass(settings: KafkaSettings, run: Run, command: str) -> None:
         "differences": [],
         "unchecked": [],
     } == json.loads(found.out)
+
+
+def test_an_audit_after_the_reports_were_deleted(settings: KafkaSettings, run: Run) -> None:
+    """It says so, checks what is left to check, and finds nothing wrong."""
+    write(settings)
+
+    async def delete() -> None:
+        partitions = await kafka.partition_count(settings)
+        place = TopicPartition(
+            kafka.topic(settings, "reports"), kafka.partition_of("spring", partitions)
+        )
+        async with kafka.admin(settings) as admin:
+            await admin.delete_records({place: RecordsToDelete(-1)})
+
+    asyncio.run(delete())
+    text = run("audit", "spring", kafka=settings)
+    found = run("audit", "spring", "--json", kafka=settings)
+
+    assert (0, 0) == (text.code, found.code)
+    assert "public sums, and no batch ever showed two values\n" in text.out
+    assert "counted again from their reports: 0 batches, 0 reports\n" in text.out
+    assert "not counted again: 4 batches, whose reports were deleted" in text.out
+    assert 4 == len(json.loads(found.out)["unchecked"])
 
 
 @pytest.mark.parametrize("command", ["verify", "audit"])

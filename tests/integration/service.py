@@ -22,7 +22,8 @@ from stream_app.messages import Assignment
 
 
 def settings_for(bootstrap: str, **shuffle: object) -> Settings:
-    """Settings with topics and groups of their own on a shared broker."""
+    """Settings with topics and groups of their own on a shared broker; reports stay for `check`."""
+    shuffle = {"retain_reports_for_audit": True, **shuffle}
     prefix = f"t{secrets.token_hex(4)}"
     settings = load_settings(None, {"SHUFFLEBANDIT_METRICS_PORT": "0"})
     return dataclasses.replace(
@@ -38,8 +39,14 @@ def environment(settings: Settings) -> dict[str, str]:
     given = {
         "KAFKA_BOOTSTRAP": settings.kafka.bootstrap,
         "KAFKA_TOPIC_PREFIX": settings.kafka.topic_prefix,
+        "KAFKA_SECURITY_PROTOCOL": str(settings.kafka.security_protocol),
+        "KAFKA_SASL_USERNAME": settings.kafka.sasl_username,
+        "KAFKA_SASL_PASSWORD_FILE": settings.kafka.sasl_password_file,
+        "KAFKA_TLS_CA_FILE": settings.kafka.tls_ca_file,
         "SHUFFLE_GROUP": settings.shuffle.group,
         "SHUFFLE_MAX_REREAD_RECORDS": str(settings.shuffle.max_reread_records),
+        "SHUFFLE_MAX_UNSAVED_S": str(settings.shuffle.max_unsaved_s),
+        "SHUFFLE_RETAIN_REPORTS_FOR_AUDIT": str(settings.shuffle.retain_reports_for_audit),
         "SHUFFLE_INSTANCE_ID": settings.shuffle.instance_id,
         "AGENT_GROUP": settings.agent.group,
         "AGENT_INSTANCE_ID": settings.agent.instance_id,

@@ -39,13 +39,13 @@ def test_ready_with_all_partitions_open_and_transactions_through() -> None:
     life._assigned = set()
     assert life.unready() == ""
 
-    life._writing = time.monotonic()
+    life._outage.writing = time.monotonic()
     assert life.unready() == ""
 
-    life._writing = time.monotonic() - 6
+    life._outage.writing = time.monotonic() - 6
     assert life.unready() == "a transaction to go through"
 
-    life._away = True
+    life._outage.away = True
     assert life.unready() == "Kafka is away"
 
 

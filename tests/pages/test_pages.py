@@ -15,6 +15,7 @@ import pytest
 from stream_app import serving, streams, transcript
 from stream_app.broker import LocalBroker
 from stream_app.core.agents import Status
+from stream_app.view import View
 from tests.pages.site import FakeSums, Run, Site, demo, feed
 
 
@@ -185,6 +186,18 @@ async def test_the_api_has_the_words(site: Site, client: aiohttp.ClientSession) 
     assert shown["arms"][0]["track"][-1][1:] == [
         pytest.approx(shown["arms"][0][key], abs=1e-5) for key in ("mean", "lower", "upper")
     ]
+
+
+@pytest.mark.parametrize("retained", [False, True])
+def test_what_becomes_of_reports_is_said(retained: bool) -> None:
+    """In words, in the certificate, and as a value."""
+    view = View(reports_retained=retained)
+    feed(view, Run(demo()))
+    shown = view.snapshot("demo")
+
+    assert shown is not None
+    assert retained is shown["reports_retained"] is shown["certificate"]["reports_retained"]
+    assert ("kept for an auditor" if retained else "are deleted") in shown["words"]["reports"]
 
 
 async def test_a_change_is_pushed(site: Site, client: aiohttp.ClientSession) -> None:

@@ -161,6 +161,7 @@ async def site(
 ) -> AsyncIterator[Site]:
     name = f"runner-{next(COUNTER)}"
     base = Settings()
+    shuffle_options = {"retain_reports_for_audit": True, **shuffle_options}
     settings = replace(
         base,
         kafka=replace(base.kafka, bootstrap=broker.bootstrap, topic_prefix=name),

@@ -1,0 +1,83 @@
+"""Deletes input records from the log that no restart will need: data minimisation.
+
+It is told only marks that the consumer group has committed, and deletes nothing at or above them.
+Such a mark is committed after the transaction of all outputs that it rests on, so below it no
+record is needed by anybody: its batch has a sum in the log, or its window a checkpoint, or it was
+refused. And it stays so: a new owner begins at the committed mark, which never falls. A stale
+worker therefore does no harm. The group takes no mark from it any more, and what it may still
+delete lies below a mark that the group took before, so below the new owner's.
+
+One request a second at most, for all partitions. A failure is said once and counted, and tried
+again later; nothing waits for it.
+"""
+
+import asyncio
+import logging
+import time
+
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.errors import KafkaError
+
+from stream_app.metrics.instruments import StageMetrics
+
+log = logging.getLogger("shufflebandit")
+
+_EVERY_S = 1.0
+_AFTER_FAILURE_S = 10.0
+# A broker that crashed may have forgotten where a partition's log begins (it writes that down
+# about once a minute): what was deleted is deleted again.
+_REPEAT_S = 60.0
+
+
+class Deletion:
+    """What is to be deleted of the partitions of one topic, and the loop that does it."""
+
+    def __init__(self, client: AIOKafkaAdminClient, topic: str, metrics: StageMetrics) -> None:
+        self._client, self._topic, self._metrics = client, topic, metrics
+        self._marks: dict[int, int] = {}
+        self._deleted: dict[int, int] = {}
+        self._failing = False
+
+    def allow(self, partition: int, mark: int) -> None:
+        """The group has committed this mark: all below it may go."""
+        self._marks[partition] = mark
+
+    def forget(self, partition: int) -> None:
+        """The partition is another worker's now."""
+        self._marks.pop(partition, None)
+        self._deleted.pop(partition, None)
+
+    async def run(self) -> None:
+        """Delete until cancelled."""
+        repeat = time.monotonic() + _REPEAT_S
+        while True:
+            await asyncio.sleep(_AFTER_FAILURE_S if self._failing else _EVERY_S)
+            if time.monotonic() > repeat:
+                self._deleted.clear()
+                repeat = time.monotonic() + _REPEAT_S
+            due = {n: mark for n, mark in self._marks.items() if mark > self._deleted.get(n, 0)}
+            if due:
+                await self._try(due)
+
+    async def _try(self, due: dict[int, int]) -> None:
+        wanted = {TopicPartition(self._topic, n): RecordsToDelete(m) for n, m in due.items()}
+        try:
+            async with asyncio.timeout(_AFTER_FAILURE_S):
+                await self._client.delete_records(wanted)
+        except (KafkaError, TimeoutError, OSError) as error:
+            self._metrics.deleted(failed=True)
+            if not self._failing:
+                log.warning(
+                    "%s: records that no open batch needs cannot be deleted (%s); they stay until "
+                    "that works, or until their retention ends",
+                    self._topic,
+                    type(error).__name__,
+                )
+            self._failing = True
+            return
+        self._deleted |= due
+        self._metrics.deleted(failed=False)
+        if self._failing:
+            log.info("%s: records are deleted again", self._topic)
+        self._failing = False

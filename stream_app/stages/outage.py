@@ -1,0 +1,68 @@
+"""Whether Kafka answers a session, and since when a transaction waits for it.
+
+aiokafka waits for Kafka without a word to us. This says it in the log, once when Kafka goes away
+and once when it is back, and keeps it for the readiness probe.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from aiokafka.errors import KafkaError
+
+log = logging.getLogger("shufflebandit")
+
+_PROBE_EVERY_S = 3.0
+# A transaction that takes longer makes the worker unready.
+_SLOW_S = 5.0
+
+
+class Outage:
+    """What a session knows of Kafka's absence."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+        self._heard = 0.0
+        self.away = False
+        self.writing: float | None = None  # since when a transaction is under way
+
+    @property
+    def slow(self) -> bool:
+        """Whether a transaction has been under way for too long."""
+        return self.writing is not None and time.monotonic() - self.writing > _SLOW_S
+
+    async def notice(self, *, quiet: bool, probe: Callable[[], Awaitable[object]] | None) -> None:
+        """After each poll: asks Kafka, if there is something to ask, when nothing came lately."""
+        now = time.monotonic()
+        if not quiet:
+            self._heard = now
+        elif probe is not None and now - self._heard > _PROBE_EVERY_S:
+            try:
+                async with asyncio.timeout(_PROBE_EVERY_S):
+                    await probe()
+            except (KafkaError, TimeoutError):
+                self._say(away=True)
+                return
+            self._heard = time.monotonic()
+        if self._heard > now - _PROBE_EVERY_S:
+            self._say(away=False)
+
+    def wrote(self) -> None:
+        """A transaction went through."""
+        self.writing = None
+        self._say(away=False)
+
+    async def watch(self) -> None:
+        """A transaction that Kafka does not answer holds the lock, so somebody else must say it."""
+        while True:
+            await asyncio.sleep(1)
+            if self.writing is not None and time.monotonic() - self.writing > _PROBE_EVERY_S:
+                self._say(away=True)
+
+    def _say(self, *, away: bool) -> None:
+        if away and not self.away:
+            log.warning("%s: Kafka is away, waiting for it", self._stage)
+        elif self.away and not away:
+            log.info("%s: Kafka is back", self._stage)
+        self.away = away
