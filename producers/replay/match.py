@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from producers.replay.log import Chunk, Floats
 
-_SPOOL_BYTES = 1 << 26  # of all lines in memory; the rest is in temporary files
+_SPOOL_BYTES = 1 << 22  # of all lines in memory; the rest is in temporary files
 _WAITING = np.dtype([("reward", "<f8"), ("row", "<i8"), ("time", "<f8")])
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from producers.replay.log import Floats
 from stream_app.core import accounting
-from stream_app.core.mechanisms import DiscreteLaplace, Mechanism, laplace_table
+from stream_app.core.mechanisms import Binomial, DiscreteLaplace, Mechanism, laplace_table
 
 KEY_BYTES = 32
 _BLOCK = 1 << 15
@@ -95,11 +95,14 @@ class BatchNoise:
         if self._table is not None:
             # As the mechanism's sampler: the number of entries that are at most the draw.
             return np.searchsorted(self._table, self._stream.draws(count), side="right")
-        if (
-            not isinstance(mechanism, DiscreteLaplace)
-            and mechanism.trials == 1
-            and mechanism.success_numerator != accounting.HALF
-        ):
+        if isinstance(mechanism, Binomial) and mechanism.success_numerator == accounting.HALF:
+            # As the mechanism's sampler: the lowest bits of as many draws as are needed.
+            drawn = self._stream.take(8 * -(-mechanism.trials // 64) * count)
+            rows = np.frombuffer(drawn, dtype=np.uint8).reshape(count, -1)
+            fair = np.unpackbits(rows, axis=1, count=mechanism.trials, bitorder="little")
+            ones: NDArray[np.int64] = fair.sum(1, dtype=np.int64)
+            return ones
+        if isinstance(mechanism, Binomial) and mechanism.trials == 1:
             below = self._stream.draws(count) < np.uint64(mechanism.success_numerator)
             return below.astype(np.int64)
         return np.fromiter((self._sampler.noise() for _ in range(count)), np.int64, count)

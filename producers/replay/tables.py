@@ -29,7 +29,8 @@ from producers.replay.records import (
 from stream_app.errors import Unavailable
 
 HAS_ARROW = importlib.util.find_spec("pyarrow") is not None
-_BLOCK_BYTES = 1 << 22
+# arrow reads up to 32 blocks ahead, whatever was asked: 16 MB. No row may be longer than a block.
+_BLOCK_BYTES = 1 << 19
 
 
 def read(source: Source, form: Format, named: dict[str, str]) -> Iterator[Table]:
@@ -137,21 +138,27 @@ def _arrow_csv(
 def _numbered(
     batches: Any, wanted: list[str], skipped: list[int], first: int = 1
 ) -> Iterator[Table]:
-    """Tables of arrow's batches; the rows that arrow skipped count in the numbers of the rest."""
-    position, told = first, 0
+    """Tables of arrow's batches; the rows that arrow skipped count in the numbers of the rest.
+
+    `skipped` is emptied as its rows are told of.
+    """
+    position = first
     for batch in batches:
         numbers = np.arange(position, position + batch.num_rows, dtype=np.int64)
+        told = 0
         while told < len(skipped) and len(numbers) and skipped[told] <= numbers[-1]:
             numbers[numbers >= skipped[told]] += 1
             told += 1
         position = int(numbers[-1]) + 1 if len(numbers) else position
         columns = {name: _column(batch.column(name)) for name in wanted}
-        yield Table(columns, numbers)
-    yield Table(
-        {name: Column(np.empty(0, np.int32), []) for name in wanted},
-        np.empty(0, np.int64),
-        [("wrong number of columns", number) for number in skipped],
-    )
+        yield Table(columns, numbers, _wrong(skipped[:told]))
+        del skipped[:told]
+    nothing = {name: Column(np.empty(0, np.int32), []) for name in wanted}
+    yield Table(nothing, np.empty(0, np.int64), _wrong(skipped))
+
+
+def _wrong(numbers: list[int]) -> list[tuple[str, int]]:
+    return [("wrong number of columns", number) for number in numbers]
 
 
 def _column(array: Any) -> Column:

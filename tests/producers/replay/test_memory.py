@@ -1,0 +1,73 @@
+"""Memory stays flat: the command's own peak, on a log and on one eight times as long."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROWS, TIMES = 200_000, 8
+# What may differ, of 50 MB that the longer log has more: arrow reads up to 16 MB ahead, which the
+# shorter one does not fill.
+MARGIN_MB = 20
+DEFINITION = """
+name = "long"
+arms = ["a", "b", "c", "d"]
+horizon = 100_000
+[privacy]
+epsilon = 1
+delta = 1e-6
+"""
+# A small process in between: a child's peak counts from its parent's size on.
+MEASURE = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+def peak_mb(*command: str) -> float:
+    """The largest resident size of a process."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, *command], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout) / 1024
+
+
+def write(path: Path, times: int, chances: list[float]) -> Path:
+    """Rows of 36 bytes; the same ones again and again."""
+    rng = np.random.default_rng(5)
+    arms = np.array(list("abcd"))[rng.choice(4, ROWS, p=chances)].tolist()
+    clicks = (rng.random(ROWS) < 0.1).astype(int).tolist()
+    rows = zip(range(ROWS), arms, clicks, strict=True)
+    body = "".join(f"2024-01-01T00:00:00,user-{i:07},{arm},{click}\n" for i, arm, click in rows)
+    path.write_text("time,user,arm,reward\n" + times * body)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "chances"),
+    [
+        (["--time-column", "time"], [0.25, 0.25, 0.25, 0.25]),
+        # One arm is so rare that the others' lines grow to the log's end.
+        (["--mode", "queue"], [0.333, 0.333, 0.3335, 0.0005]),
+    ],
+    ids=["rejection", "queue"],
+)
+def test_a_longer_log_needs_no_more_memory(
+    tmp_path: Path, options: list[str], chances: list[float]
+) -> None:
+    """Eight times the rows, the same peak."""
+    (tmp_path / "long.toml").write_text(DEFINITION)
+    command = [sys.executable, "-m", "stream_app", "replay", "-e", str(tmp_path / "long.toml"),
+               "--through", "memory", "--json", *options]  # fmt: skip
+    short, long = (
+        peak_mb(*command, str(write(tmp_path / f"{times}.csv", times, chances)))
+        for times in (1, TIMES)
+    )
+    print(f"peak {short:.0f} MB with {ROWS} rows, {long:.0f} MB with {TIMES * ROWS}")
+
+    assert long - short < MARGIN_MB
