@@ -7,6 +7,7 @@ before the window is full (README, "Who sees what").
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -93,17 +94,44 @@ class Window:
         self.fresh.append(report_id)
         self.fresh_total += ones
         if self.fresh_first is None:
-            self.fresh_first = _place(offset, time_ms)
-            if self.first is None:
-                self.first = self.fresh_first
+            self.fresh_first = place(offset, time_ms)
+            self.first = self.first or self.fresh_first
         if len(self.ids) == self.size:
-            self.last = _place(offset, time_ms)
+            self.last = place(offset, time_ms)
         return None
+
+    def accept_all(self, ids: list[bytes], ones: list[int], first: Place, last: Place) -> bool:
+        """Count reports that stand in a row, if `accept` would count each; else do nothing.
+
+        Many times faster than one by one.
+        """
+        new = set(ids)
+        if (
+            len(new) < len(ids)
+            or len(ids) > self.room
+            or first.offset < self.reached
+            or min(ones) < 0
+            or max(ones) > self.bits
+            or not self.ids.isdisjoint(new)
+        ):
+            return False
+        self.ids |= new
+        self.fresh += ids
+        self.fresh_total += sum(ones)
+        self.fresh_first = self.fresh_first or first
+        self.first = self.first or first
+        self.last = last
+        return True
 
     @property
     def full(self) -> bool:
         """Whether the window has its scheduled size."""
         return len(self.ids) == self.size
+
+    @property
+    def room(self) -> int:
+        """How many reports are missing."""
+        return self.size - len(self.ids)
 
     def release(self) -> Release:
         """The result of a full window."""
@@ -114,7 +142,7 @@ class Window:
             self.batch_id,
             self.terms,
             self.total + self.fresh_total,
-            digest(self.ids),
+            digest(self.ids if self.deltas else self.fresh),  # the list is faster to walk
             self.first,
             self.last,
         )
@@ -148,8 +176,8 @@ class Window:
         self.reached, self.deltas = delta.reached, delta.number + 1
 
 
-def _place(offset: int, time_ms: int) -> Place:
-    """A record's time may be its sender's word: keep it within JSON's whole numbers."""
+def place(offset: int, time_ms: int) -> Place:
+    """A report's place. Its time may be its sender's word: kept within JSON's whole numbers."""
     return Place(offset, min(max(time_ms, 0), MAX_INTEGER))
 
 
@@ -160,8 +188,11 @@ def open_window(batch_id: str, terms: Terms) -> Window:
     return Window(batch_id, terms, key, size, mechanism.bits)
 
 
-def digest(ids: set[bytes]) -> str:
+def digest(ids: Iterable[bytes]) -> str:
     """SHA-256 over the sorted report ids: what an auditor compares."""
     halves = np.frombuffer(b"".join(ids), dtype=">u8").reshape(-1, 2)
-    order = np.lexsort((halves[:, 1].astype(np.uint64), halves[:, 0].astype(np.uint64)))
+    first = halves[:, 0].astype(np.uint64)
+    order = np.argsort(first)
+    if (np.diff(first[order]) == 0).any():  # two ids with the same first half: hardly ever
+        order = np.lexsort((halves[:, 1].astype(np.uint64), first))
     return hashlib.sha256(halves[order].tobytes()).hexdigest()

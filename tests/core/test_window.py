@@ -214,3 +214,38 @@ def test_memory() -> None:
     tracemalloc.stop()
 
     assert used / count < 100
+
+
+@given(
+    st.integers(1, 9),
+    st.lists(st.lists(st.tuples(st.integers(0, 20), st.integers(-1, 60)), min_size=1, max_size=4)),
+    st.integers(0, 6),
+)
+def test_together_as_one_by_one(size: int, runs: list[list[Report]], saved: int) -> None:
+    """`accept_all` counts a run just where `accept` counts each of it, and else changes nothing."""
+    single, many = fresh(size), fresh(size)
+    offset = 0
+    for number, run in enumerate(runs):
+        if number == saved:
+            assert single.checkpoint(offset + 1) == many.checkpoint(offset + 1)
+        before = replace(many, ids=set(many.ids), fresh=list(many.fresh))
+        places = [Place(offset + i, 1_000) for i in range(len(run))]
+        ids, ones = [identity(n) for n, _ in run], [n for _, n in run]
+        all_counted = many.accept_all(ids, ones, places[0], places[-1])
+        if not all_counted:
+            assert before == many
+            for report_id, count, where in zip(ids, ones, places, strict=True):
+                if not many.full:
+                    many.accept(report_id, count, where.offset, where.time_ms)
+        results = [
+            single.accept(report_id, count, where.offset, where.time_ms)
+            for report_id, count, where in zip(ids, ones, places, strict=True)
+            if not single.full
+        ]
+        assert all_counted == (len(results) == len(run) and not any(results))
+        offset += len(run)
+        if single.full:
+            assert single.release() == many.release()
+            return
+        single.last = many.last = None
+        assert single == many

@@ -261,10 +261,12 @@ class Life(RuleBasedStateMachine):
         self.worker.run()
         self.worker.run()
         audit(self.kafka)
-        listed = {batch(name, s).batch_id for name in EXPERIMENTS for s in self.open[name]}
+        listed = {batch(name, s).batch_id.encode() for name in EXPERIMENTS for s in self.open[name]}
         assert set(self.worker.state._windows) <= listed
         saved = {r.key: r.value for r in self.kafka.records("windows")}
-        kept = {orjson.loads(value)["batch"] for value in saved.values() if value is not None}
+        kept = {
+            orjson.loads(value)["batch"].encode() for value in saved.values() if value is not None
+        }
         assert kept <= set(self.worker.state._windows)
         committed = {orjson.loads(r.value or b"")["batch"] for r in self.kafka.records("sums")}
         for name in EXPERIMENTS:
