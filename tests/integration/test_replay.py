@@ -11,12 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 from producers.replay import session
+from producers.replay.columns import Columns
 from producers.replay.match import Mode
 from producers.replay.session import Plan
-from stream_app import registry
+from stream_app import kafka, registry
 from stream_app.broker import LocalBroker
 from stream_app.cli import cli
+from stream_app.config import Settings
 from stream_app.core.agents import Status
+from stream_app.reading import read_partition
 from tests.integration.service import (
     check,
     environment,
@@ -25,7 +28,7 @@ from tests.integration.service import (
     topics,
     workers,
 )
-from tests.producers.replay.build import KEY, experiment, log, write_drawn
+from tests.producers.replay.build import KEY, drawn, experiment, log, write, write_drawn
 
 pytestmark = [pytest.mark.slow]
 MEANS = (0.30, 0.25, 0.15)
@@ -41,32 +44,94 @@ preset = "optimal"
 """
 
 
+def write_timed(path: Path, rows: int, step_s: float) -> Path:
+    """Rows a fixed time apart, with propensities that say nothing of the reward."""
+    lines = [
+        ("abc"[arm], int(reward), (0.2, 0.5)[i % 2], f"{1_700_000_000 + i * step_s:.4f}")
+        for chunk in drawn(1, rows, MEANS, rows)
+        for i, (arm, reward) in enumerate(zip(chunk.arms, chunk.rewards, strict=True))
+    ]
+    return write(path, ("arm", "reward", "p", "time"), lines)
+
+
 @pytest.mark.kafka
 async def test_decisions_are_those_of_memory(broker: LocalBroker, tmp_path: Path) -> None:
     """Every mode and order, the same noise: equal states, rows and moments; the audit agrees."""
     settings = settings_for(broker.bootstrap)
     await topics(settings, 4)
-    path = write_drawn(tmp_path / "log.csv", 1, 40_000, MEANS)
+    path = write_timed(tmp_path / "log.csv", 40_000, 1)
+    columns = Columns(propensity="p")
     names = []
     with workers(settings, tmp_path, "shuffle,agent"):
-        for mode in (Mode.REJECTION, Mode.QUEUE):
+        for mode in Mode:
             for order in ("sequential", "interleaved"):
                 definition = experiment(name=f"{mode}.{order}", order=order, horizon=10_000)
                 plan = Plan(definition, mode, compare=False)
                 await registry.create(settings.kafka, definition)
                 streamed = await session.through_kafka(
-                    settings, log(path), plan, tmp_path / definition.name, _key=KEY
+                    settings, log(path, columns=columns), plan, tmp_path / definition.name, _key=KEY
                 )
-                direct = session.in_memory(log(path), plan, _key=KEY)
+                direct = session.in_memory(log(path, columns=columns), plan, _key=KEY)
                 assert direct.runs[0] == streamed.runs[0]
+                assert direct.kept == streamed.kept
                 assert (await last_assignment(settings, definition.name)).state == direct.runs[
                     0
                 ].state
                 names.append(definition.name)
 
     batches, reports = await check(settings, names)
-    assert batches > 20
-    assert reports > 4_000
+    assert batches > 30
+    assert reports > 6_000
+
+
+@pytest.mark.kafka
+async def test_the_pace_is_the_log_s_own(broker: LocalBroker, tmp_path: Path) -> None:
+    """Kafka's times of the reports: none before its row is due, at --speed 1 and at 8; memory's
+    decisions. A report may be late: by the wait for a batch's sum, and by what the machine takes.
+    """
+    settings = settings_for(broker.bootstrap)
+    await topics(settings, 4)
+    columns = Columns(time="time")
+
+    async def replayed(speed: float) -> None:
+        """3 000 rows in 3 s."""
+        path = write_timed(tmp_path / f"{speed:g}.csv", 3_000, speed / 1000)
+        definition = experiment(name=f"speed-{speed:g}")
+        plan = Plan(definition, compare=False)
+        await registry.create(settings.kafka, definition)
+        at = tmp_path / definition.name
+        paced = await session.through_kafka(
+            settings, log(path, columns=columns), plan, at, speed=speed, _key=KEY
+        )
+        direct = session.in_memory(log(path, columns=columns), plan, _key=KEY)
+        times = await _report_times(settings, definition.name)
+        run = direct.runs[0]
+
+        assert run == paced.runs[0]
+        assert sum(run.taken) == len(times)
+        assert len(run.moments) > 3
+        # Of the last report of each phase, against the first row of all.
+        late = [
+            times[m.users - 1] - times[0] - (m.time_s - 1_700_000_000) / speed
+            for m in run.moments
+            if m.time_s is not None
+        ]
+        assert -0.05 < min(late)
+        assert max(late) < 5
+
+    with workers(settings, tmp_path, "shuffle,agent"):
+        await asyncio.gather(replayed(1), replayed(8))
+
+
+async def _report_times(settings: Settings, name: str) -> list[float]:
+    """When Kafka wrote each report of an experiment."""
+    place = kafka.partition_of(name, 4)
+    return [
+        record.timestamp / 1000
+        async for records in read_partition(settings.kafka, "reports", place, committed=False)
+        for record in records
+        if record.key == name.encode()
+    ]
 
 
 @pytest.mark.kafka
