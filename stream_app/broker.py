@@ -68,13 +68,13 @@ rootLogger.appenderRef.out.ref = out
 """
 
 
-def free_port(other_than: int = 0) -> int:
+def free_port(*other_than: int) -> int:
     """A free port below Linux's range for outgoing connections, so that a restart finds it free."""
     while True:
         port = 20_000 + secrets.randbelow(12_000)
         with contextlib.suppress(Unavailable):
             _check_port(port)
-            if port != other_than:
+            if port not in other_than:
                 return port
 
 
@@ -120,7 +120,9 @@ def listens(port: int) -> bool:
 class LocalBroker:
     """One Kafka node in KRaft mode, reachable from this machine only.
 
-    Without `data` it keeps its records in a temporary folder that `stop` deletes.
+    Without `data` it keeps its records in a temporary folder that `stop` deletes. `users` are
+    SCRAM-SHA-512 users with their passwords, made with the storage; the process list shows them
+    for that moment. Listeners of other names than CLIENT in `properties` get free ports.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class LocalBroker:
         port: int | None = None,
         properties: Mapping[str, str] | None = None,
         heap: str = "512m",
+        users: Mapping[str, str] | None = None,
     ) -> None:
         self.port = port or free_port()
         self.bootstrap = f"{HOST}:{self.port}"
@@ -136,6 +139,7 @@ class LocalBroker:
         self._temporary = data is None
         self._properties = dict(properties or {})
         self._heap = heap
+        self._users = dict(users or {})
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -211,8 +215,10 @@ class LocalBroker:
             part = data / "records.part"
             shutil.rmtree(part, ignore_errors=True)
             cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c"]
-            if not run([*java, *tool, self._configure(data, part)], log, START_S):
+            tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}"]
+            for name, password in self._users.items():
+                tool += ["--add-scram", f"SCRAM-SHA-512=[name={name},password={password}]"]
+            if not run([*java, *tool, "-c", self._configure(data, part)], log, START_S):
                 raise Unavailable(f"Kafka cannot format {records}: {complaints(log, offset)[-1]}")
             part.rename(records)
         self._process = supervised(
@@ -224,15 +230,19 @@ class LocalBroker:
         self._await_answer(self._process, found[1] if found else "", log, offset)
 
     def _configure(self, data: Path, records: Path) -> str:
-        """Writes the server's properties and returns their file. The controller's port is ours."""
-        controller = f"{HOST}:{free_port(other_than=self.port)}"
-        properties = {
-            **PROPERTIES,
-            "listeners": f"CLIENT://{self.bootstrap},CONTROLLER://{controller}",
-            "controller.quorum.voters": f"{PROPERTIES['node.id']}@{controller}",
-            "log.dirs": str(records),
-            **self._properties,
-        }
+        """Writes the server's properties and returns their file. All ports but one are ours."""
+        properties = {**PROPERTIES, "log.dirs": str(records), **self._properties}
+        addresses = {"CLIENT": self.bootstrap}
+        taken = {self.port}
+        for listener in properties["listener.security.protocol.map"].split(","):
+            name = listener.split(":")[0]
+            if name not in addresses:
+                port = free_port(*taken)
+                taken.add(port)
+                addresses[name] = f"{HOST}:{port}"
+        listeners = ",".join(f"{name}://{address}" for name, address in addresses.items())
+        voters = f"{properties['node.id']}@{addresses['CONTROLLER']}"
+        properties |= {"listeners": listeners, "controller.quorum.voters": voters}
         file = data / "server.properties"
         file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
         return str(file)

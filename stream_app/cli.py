@@ -10,6 +10,7 @@ from stream_app.errors import ShufflebanditError
 # Every command and the module it is in; modules are imported when their command is asked for,
 # since some (faust, scipy) take long.
 COMMANDS = {
+    "acls": "acls",
     "audit": "checks",
     "broker": "broker",
     "calibrate": "privacy",

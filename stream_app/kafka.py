@@ -14,10 +14,14 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
     IncompatibleBrokerVersion,
     KafkaConnectionError,
     KafkaError,
     TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
     for_code,
 )
 from aiokafka.partitioner import murmur2
@@ -26,6 +30,14 @@ from stream_app.config import KafkaSettings, SecurityProtocol
 from stream_app.errors import ConfigurationError, Unavailable
 
 DEFAULT_PARTITIONS = 8
+_TLS = (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL)
+_SASL = (SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL)
+_NOT_ALLOWED = (
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
+)
 PUBLIC = ("experiments", "assignments", "sums")
 # The broker unpacks what clients compress: no codec of theirs can stop a reader, and no length of
 # a packed report tells what is in it.
@@ -69,9 +81,10 @@ def client_options(settings: KafkaSettings) -> dict[str, Any]:
         "bootstrap_servers": settings.bootstrap,
         "security_protocol": str(settings.security_protocol),
     }
-    if settings.security_protocol in (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL):
+    _refuse_unused(settings)
+    if settings.security_protocol in _TLS:
         options["ssl_context"] = _tls(settings)
-    if settings.security_protocol in (SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL):
+    if settings.security_protocol in _SASL:
         options |= {
             "sasl_mechanism": settings.sasl_mechanism,
             "sasl_plain_username": settings.sasl_username,
@@ -80,29 +93,55 @@ def client_options(settings: KafkaSettings) -> dict[str, Any]:
     return options
 
 
+def _refuse_unused(settings: KafkaSettings) -> None:
+    """Credentials that the protocol leaves unused would mean a connection in the clear."""
+    tls = (settings.tls_ca_file, settings.tls_certificate_file, settings.tls_key_file)
+    sasl = (settings.sasl_username, settings.sasl_password, settings.sasl_password_file)
+    for what, given, protocols in (("tls", tls, _TLS), ("sasl", sasl, _SASL)):
+        if any(given) and settings.security_protocol not in protocols:
+            raise ConfigurationError(
+                f"kafka.security_protocol = {str(settings.security_protocol)!r}: does not use the "
+                f"kafka.{what}_* settings that are given; it must be {' or '.join(protocols)}"
+            )
+
+
 def _tls(settings: KafkaSettings) -> ssl.SSLContext:
+    """Certificate and host name are always verified, from TLS 1.2 on; no setting changes it."""
     try:
         context = ssl.create_default_context(cafile=settings.tls_ca_file or None)
         if settings.tls_certificate_file:
-            context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file or None)
+            key = settings.tls_key_file or None
+            context.load_cert_chain(settings.tls_certificate_file, key, password=_no_prompt)
     except OSError as error:
         raise ConfigurationError(
             f"kafka.tls_ca_file = {settings.tls_ca_file!r}, kafka.tls_certificate_file = "
-            f"{settings.tls_certificate_file!r}: cannot be used: {error.strerror or error}"
+            f"{settings.tls_certificate_file!r}, kafka.tls_key_file = {settings.tls_key_file!r}: "
+            f"cannot be used: {error.strerror or error}"
         ) from None
     return context
 
 
+def _no_prompt() -> str:
+    """OpenSSL would ask on the terminal, for which a service would wait for ever."""
+    raise ConfigurationError("kafka.tls_key_file: the key is encrypted; it must not be")
+
+
 def _password(settings: KafkaSettings) -> str:
-    if not settings.sasl_password_file:
-        return settings.sasl_password
+    password, file = settings.sasl_password, settings.sasl_password_file
     try:
-        return Path(settings.sasl_password_file).read_text(encoding="utf-8").strip()
-    except OSError as error:
+        if file:
+            password = Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigurationError(
-            f"kafka.sasl_password_file = {settings.sasl_password_file!r}: cannot be read: "
-            f"{error.strerror}"
+            f"kafka.sasl_password_file = {file!r}: cannot be read: {reason}"
         ) from None
+    if not settings.sasl_username or not password:
+        raise ConfigurationError(
+            f"kafka.security_protocol = {str(settings.security_protocol)!r}: needs "
+            "kafka.sasl_username, and kafka.sasl_password_file or kafka.sasl_password"
+        )
+    return password
 
 
 @asynccontextmanager
@@ -173,6 +212,17 @@ def unreachable(settings: KafkaSettings, error: BaseException) -> Unavailable:
             f"kafka.sasl_username = {settings.sasl_username!r}: Kafka at {settings.bootstrap} "
             "refuses these credentials; check sasl_username, sasl_password and sasl_mechanism"
         )
+    if _QUIET.certificate:
+        return Unavailable(
+            f"kafka.bootstrap = {settings.bootstrap!r}: its certificate is refused "
+            f"({_QUIET.certificate}); check the address and kafka.tls_ca_file = "
+            f"{settings.tls_ca_file!r}"
+        )
+    if isinstance(error, _NOT_ALLOWED):
+        return Unavailable(
+            f"kafka.sasl_username = {settings.sasl_username!r}: not allowed: "
+            f"{error}; compare with: shufflebandit acls show"
+        )
     if isinstance(error, TimeoutError | KafkaConnectionError | OSError):
         return Unavailable(
             f"kafka.bootstrap = {settings.bootstrap!r}: no Kafka answers there; check the address "
@@ -184,21 +234,24 @@ def unreachable(settings: KafkaSettings, error: BaseException) -> Unavailable:
 class _Quiet(logging.Handler):
     """Keeps aiokafka's own lines back while a start may fail: the error says it in one line.
 
-    aiokafka tells refused credentials only in its log, so the lines are looked through for that.
-    Starts overlap: the first one mutes, the last one unmutes.
+    aiokafka tells refused credentials and certificates only in its log, so the lines are looked
+    through for that. Starts overlap: the first one mutes, the last one unmutes.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._logger, self._starts = logging.getLogger("aiokafka"), 0
-        self.refused = False
+        self.refused, self.certificate = False, ""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.refused = self.refused or "uthentication" in record.getMessage()
+        for argument in record.args or ():
+            if isinstance(argument, ssl.SSLCertVerificationError):
+                self.certificate = argument.verify_message
 
     def __enter__(self) -> None:
         if self._starts == 0:
-            self.refused = False
+            self.refused, self.certificate = False, ""
             self._logger.addHandler(self)
             self._logger.propagate = False
         self._starts += 1
@@ -211,6 +264,15 @@ class _Quiet(logging.Handler):
 
 
 _QUIET = _Quiet()
+
+
+def _above_debug(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.DEBUG
+
+
+# At level debug these show whole requests and values: reports, and under SASL PLAIN the password.
+for _talkative in ("aiokafka.conn", "aiokafka.producer.producer"):
+    logging.getLogger(_talkative).addFilter(_above_debug)
 
 
 async def stop(client: Any) -> None:

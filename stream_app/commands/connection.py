@@ -45,12 +45,9 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 def run(settings: Settings, work: Coroutine[Any, Any, T]) -> T:
     """Run a short command's work; Kafka's errors become Unavailable, its log lines stay silent."""
-    logger = logging.getLogger("aiokafka")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    # Without any handler Python would print warnings; the level must stay, `kafka` reads the lines.
+    logging.getLogger("aiokafka").addHandler(logging.NullHandler())
     try:
         return asyncio.run(work)
     except (KafkaError, TimeoutError) as error:
         raise kafka.unreachable(settings.kafka, error) from None
-    finally:
-        logger.setLevel(level)
