@@ -7,6 +7,7 @@ monitor's records come to the agents through channels instead; see `monitor.Read
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -225,6 +226,16 @@ def check_port(settings: MonitorSettings | GatewaySettings) -> None:
             ) from None
 
 
+def collect_rarely() -> None:
+    """Let Python look for cycles of dead objects less often.
+
+    Each fetch makes thousands of records that live for a moment: with the usual threshold of 700
+    objects the search takes a quarter of the time that reading them takes.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
 def serve(settings: Settings, roles: frozenset[Role]) -> int:
     """Run a worker until SIGTERM or SIGINT; returns the exit code. Raises if it cannot start."""
     logs.setup()
@@ -232,6 +243,7 @@ def serve(settings: Settings, roles: frozenset[Role]) -> int:
         check_port(settings.monitor)
     if Role.GATEWAY in roles:
         check_port(settings.gateway)
+    collect_rarely()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, roles))
 

@@ -1,0 +1,105 @@
+"""Reports that wait on a broker, for benchmarks that read them; and a clock on a stage's work."""
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import Iterable, Sequence
+
+from stream_app import kafka
+from stream_app.app import collect_rarely
+from stream_app.config import Settings
+from stream_app.core.terms import Terms
+from stream_app.messages import encode_report
+from stream_app.metrics.instruments import Counted, Metrics, StageMetrics, Times
+from stream_app.stages import shuffle
+from tests.integration.service import settings_for, topics
+from tests.stages.fakes import assignment, terms
+
+Record = tuple[bytes, bytes]  # key, value
+
+
+async def send(settings: Settings, topic: str, partition: int, records: Iterable[Record]) -> None:
+    """Write records to one partition, in order, as fast as it goes."""
+    name = kafka.topic(settings.kafka, topic)
+    async with kafka.producer(settings.kafka, max_batch_size=1 << 19) as producer:
+        sent, batch = [], producer.create_batch()
+        for key, value in records:
+            if batch.append(timestamp=None, key=key, value=value) is None:
+                sent.append(await producer.send_batch(batch, name, partition=partition))
+                batch = producer.create_batch()
+                batch.append(timestamp=None, key=key, value=value)
+        sent.append(await producer.send_batch(batch, name, partition=partition))
+        await asyncio.gather(*sent)
+
+
+def reports(batch: Terms, count: int) -> list[Record]:
+    """So many distinct reports to a batch."""
+    key, noise = batch.experiment.encode(), os.urandom(16 * count)
+    return [
+        (key, encode_report(batch.batch_id, noise[16 * i : 16 * i + 16], i % 2))
+        for i in range(count)
+    ]
+
+
+def opening(batches: Sequence[Terms]) -> Record:
+    """The assignment of an experiment's open batches."""
+    name = batches[0].experiment
+    return name.encode(), assignment(*batches, experiment=name)
+
+
+async def waiting(bootstrap: str, count: int, size: int) -> Settings:
+    """A partition of its own with `count` open batches and the `size` reports of each."""
+    settings = settings_for(bootstrap)
+    await topics(settings, 1)
+    batches = [terms(number + 1, size) for number in range(count)]
+    await send(settings, "assignments", 0, [opening(batches)])
+    await send(settings, "reports", 0, (r for batch in batches for r in reports(batch, size)))
+    return settings
+
+
+class Watched(Metrics):
+    """The usual metrics, which also tell when a stage took up its work and wrote its last sum."""
+
+    def __init__(self, partitions: int, sums: int) -> None:
+        super().__init__()
+        self._partitions, self._sums = partitions, sums
+        self.began = self.ended = 0.0
+        self.ready, self.done = asyncio.Event(), asyncio.Event()
+
+    def stage(self, name: str) -> StageMetrics:
+        stage = super().stage(name)
+        opened, wrote = stage.opened, stage.wrote
+
+        def watch_opened(number: int, partition: Counted) -> None:
+            opened(number, partition)
+            self._partitions -= 1
+            if not self._partitions:
+                self.began = time.perf_counter()
+                self.ready.set()
+
+        def watch_wrote(times: Times | None, topic: str, size: int, at_ms: int) -> None:
+            wrote(times, topic, size, at_ms)
+            self._sums -= topic == "sums"
+            if not self._sums:
+                self.ended = time.perf_counter()
+                self.done.set()
+
+        vars(stage).update(opened=watch_opened, wrote=watch_wrote)
+        return stage
+
+
+async def drained(settings: Settings, sums: int, partitions: int = 1) -> float:
+    """Seconds in which the shuffle stage, as a worker runs it, turns what waits into sums."""
+    metrics, halt, thresholds = Watched(partitions, sums), asyncio.Event(), gc.get_threshold()
+    collect_rarely()
+    running = asyncio.ensure_future(shuffle.make_runner(settings, metrics).run(halt))
+    try:
+        async with asyncio.timeout(300):
+            await metrics.done.wait()
+            halt.set()
+            await running
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+    return metrics.ended - metrics.began
