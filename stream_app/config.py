@@ -266,7 +266,8 @@ def _table(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
     if table is None and isinstance(raw, dict):
         table = raw[key] = {}
     if not isinstance(table, dict):
-        raise ConfigurationError(f"{key} = {table!r}: must be a table, [{key}]")
+        # Without its value: a password may be in it.
+        raise ConfigurationError(f"{key}: must be a table, [{key}]")
     return table
 
 
