@@ -1,5 +1,8 @@
-"""The shuffle stage, from broker to committed sums, against a bare loop that keeps no promise."""
+"""The shuffle stage, from broker to committed sums, against a bare loop and other frameworks."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from time import perf_counter
 
@@ -14,34 +17,43 @@ from tests.benchmarks.harness import Outcome, compare
 from tests.benchmarks.traffic import drained, waiting
 
 _REPORTS = 300_000
+# Program, what it is, reports (it should take seconds), how many times faster we should be.
+_PEERS = (
+    ("faust_agent", "a faust agent, the same window, at least once", 30_000, 50),
+    ("quix", "Quix Streams, tumbling_count_window, exactly once", 30_000, 5),
+    ("bytewax_flow", "bytewax, the same window, without recovery", 300_000, 1),
+)
 
 
 def outcomes() -> Iterator[Outcome]:
     """All comparisons of this module."""
     with LocalBroker() as broker:
         for size in (1_000, 100_000):
-            yield _against_bare(broker.bootstrap, size)
+            yield compare(
+                f"shuffle stage, broker to committed sums, batches of {size}: seconds a report",
+                "getmany + orjson.loads + sum: no check, no dedupe, no transaction",
+                lambda size=size: uvloop.run(_bare(broker.bootstrap, size)),
+                lambda size=size: uvloop.run(_ours(broker.bootstrap, size)),
+                target=1 / 0.8,
+            )
+        for program, description, reports, times in _PEERS:
+            yield compare(
+                "shuffle stage, broker to committed sums, batches of 1000: seconds a report",
+                description,
+                lambda program=program, reports=reports: _peer(broker.bootstrap, program, reports),
+                lambda: uvloop.run(_ours(broker.bootstrap, 1_000)),
+                target=1 / times,
+                rounds=3,
+            )
 
 
-def _against_bare(bootstrap: str, size: int) -> Outcome:
+async def _ours(bootstrap: str, size: int) -> float:
     count = _REPORTS // size
-
-    async def ours() -> float:
-        return await drained(await waiting(bootstrap, count, size), sums=count)
-
-    async def peer() -> float:
-        return await _bare(await waiting(bootstrap, count, size))
-
-    return compare(
-        f"shuffle stage, broker to committed sums, {count} batches of {size}, seconds",
-        "getmany + orjson.loads + sum: no check, no dedupe, no transaction",
-        lambda: uvloop.run(peer()),
-        lambda: uvloop.run(ours()),
-        target=1 / 0.8,
-    )
+    return await drained(await waiting(bootstrap, count, size), sums=count) / _REPORTS
 
 
-async def _bare(settings: Settings) -> float:
+async def _bare(bootstrap: str, size: int) -> float:
+    settings = await waiting(bootstrap, _REPORTS // size, size)
     place = TopicPartition(kafka.topic(settings.kafka, "reports"), 0)
     async with kafka.consumer(settings.kafka, committed=False) as consumer:
         consumer.assign([place])
@@ -52,4 +64,14 @@ async def _bare(settings: Settings) -> float:
                 for record in records:
                     total += orjson.loads(record.value)["ones"]
                 count += len(records)
-        return perf_counter() - start
+        return (perf_counter() - start) / count
+
+
+def _peer(bootstrap: str, program: str, reports: int) -> float:
+    size = 1_000
+    settings: Settings = uvloop.run(waiting(bootstrap, reports // size, size))
+    topics = [kafka.topic(settings.kafka, name) for name in ("reports", "sums")]
+    module = f"tests.benchmarks.peers.{program}"
+    command = [sys.executable, "-m", module, bootstrap, *topics, str(reports), str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return float(json.loads(done.stdout.splitlines()[-1])["seconds"]) / reports
