@@ -4,11 +4,25 @@ A connection's allowance is forgotten with the connection. Limits per address be
 balancer in front, which has to know addresses anyway.
 """
 
+import resource
 from collections.abc import Callable
 from typing import Protocol
 
 from stream_app.config import GatewaySettings
 from stream_app.gateway.intake import MAX_REPORTS
+
+_OTHER_FILES = 200  # of the process: Kafka's connections, pipes, libraries
+
+
+def room(wanted: int) -> int:
+    """How many of so many connections fit; raises the limit of open files as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(1, allowed - _OTHER_FILES)
 
 
 class Connection(Protocol):

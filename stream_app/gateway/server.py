@@ -9,19 +9,19 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from stream_app.config import Settings
+from stream_app.config import GatewaySettings, Settings
 from stream_app.errors import InvalidInput, Unavailable
 from stream_app.gateway import intake, openapi
 from stream_app.gateway.answers import Refused, json, later, preflight, shared_headers
 from stream_app.gateway.board import Board
-from stream_app.gateway.door import Door
+from stream_app.gateway.door import Door, room
 from stream_app.gateway.intake import Outcome, Posting
 from stream_app.gateway.outbox import Full, Outbox
 from stream_app.logs import log
@@ -77,11 +77,11 @@ class Gateway:
         board: Board | None = None,
         outbox: Outbox | None = None,
     ) -> None:
-        self.settings = settings.gateway
+        self.settings = _fitting(settings.gateway)
         self.counts = Counts()
         self.board = board or Board(settings.kafka)
         self.outbox = outbox or Outbox(settings)
-        self.door = Door(settings.gateway, asyncio.get_running_loop().time)
+        self.door = Door(self.settings, asyncio.get_running_loop().time)
         self._origins = frozenset(settings.gateway.origins.split())
         self._shared = {origin: shared_headers(origin) for origin in (None, *self._origins)}
         self._pages: dict[str, Page] = {
@@ -283,6 +283,18 @@ class Gateway:
             "reports": self.counts.reports,
         }
         return "application/json", orjson.dumps(state)
+
+
+def _fitting(settings: GatewaySettings) -> GatewaySettings:
+    """With as many connections as the limit of open files allows."""
+    fits = room(settings.max_connections)
+    if fits < settings.max_connections:
+        log.warning(
+            "gateway: only %d connections fit, not %d: raise the limit of open files (ulimit -n)",
+            fits,
+            settings.max_connections,
+        )
+    return replace(settings, max_connections=fits)
 
 
 def make_runner(settings: Settings) -> Gateway:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import re
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -177,50 +176,6 @@ async def test_headers_that_never_end() -> None:
 
     assert answer == b""
     assert took < 3
-
-
-@pytest.mark.slow
-async def test_many_idle_connections() -> None:
-    """10 000 that say nothing or half of something: others are served, the oldest make room."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    connections = min(10_000, (hard - 1000) // 2)
-    try:
-        async with running(
-            max_connections=connections - 500, body_timeout_s=60, idle_timeout_s=60
-        ) as site:
-            port = site.gateway.settings.port
-            opened: list[Any] = []
-            for start in range(0, connections, 500):
-                opened += await asyncio.gather(
-                    *(asyncio.open_connection("127.0.0.1", port) for _ in range(500))
-                )
-                for _, writer in opened[start : start + 250]:
-                    writer.write(POST + b"Content-Length: 100\r\n\r\n{")
-            began = asyncio.get_running_loop().time()
-            for _ in range(20):
-                async with site.post(body(report())) as answer:
-                    assert answer.status == 202
-            took = asyncio.get_running_loop().time() - began
-            assert len(site.gateway.door) <= connections - 500
-            assert site.gateway.door.evicted >= 500
-            for _, writer in opened:
-                writer.close()
-        assert took < 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-async def test_no_room_at_all() -> None:
-    """When every connection is busy, a new one is told to come later."""
-    stream = b"GET /v1/experiments/test/events HTTP/1.1\r\nHost: x\r\n\r\n"
-    async with running(max_connections=1) as site:
-        first = asyncio.ensure_future(site.raw(stream, read_s=1))
-        await asyncio.sleep(0.2)
-        second = await site.raw(stream)
-
-    assert b"200 OK" in await first
-    assert b"503 Service Unavailable\r\nRetry-After" in second
 
 
 async def test_a_stream_of_changes() -> None:
