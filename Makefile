@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 MINUTES ?= 3
+INPUTS ?= 1000000
 SEED ?=
 .DEFAULT_GOAL := help
 
-.PHONY: help install kafka prometheus browser demo demo-web observe dashboard test chaos lint bench clean
+.PHONY: help install kafka prometheus browser demo demo-web observe dashboard test chaos fuzz lint bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -48,6 +49,9 @@ test: kafka prometheus browser lint ## lint, then run every test
 
 chaos: kafka ## kill, freeze and restart everything for MINUTES minutes, then audit; SEED=n replays a schedule
 	$(BIN)/python -m tests.integration.chaos.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+fuzz: kafka ## write INPUTS bad records to every topic beside real experiments, then audit; SEED=n draws the same ones
+	$(BIN)/python -m tests.integration.fuzz.fuzz --inputs $(INPUTS) $(if $(SEED),--seed $(SEED))
 
 lint: install ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""A record that aiokafka cannot parse is an empty one, in its place; the others are as they were."""
+"""A record that aiokafka cannot parse is an empty one, in its place; the others stay."""
 
 import struct
 

@@ -1,0 +1,1 @@
+"""Nonsense on every topic that a less trusted role can write, against real workers."""
