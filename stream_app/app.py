@@ -173,7 +173,7 @@ def build(settings: Settings, roles: frozenset[Role], metrics: Metrics | None = 
     if Role.MONITOR in roles:
         runs[Role.MONITOR] = _monitor(app, settings, metrics)
     if Role.GATEWAY in roles:
-        runs[Role.GATEWAY] = gateway.make_runner(settings)
+        runs[Role.GATEWAY] = gateway.make_runner(settings, metrics)
     app.runs(runs)
     return app
 

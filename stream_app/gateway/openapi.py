@@ -80,7 +80,7 @@ def document(settings: GatewaySettings) -> bytes:
                 "/v1/experiments/{name}/events": {"get": _get_events()},
                 "/v1/reports": {"post": _post_reports(settings)},
                 "/v1/openapi.json": {"get": _get_page("This description.")},
-                "/healthz": {"get": _get_page("Whether Kafka is there, and counts.")},
+                "/healthz": {"get": _get_page("Whether Kafka is there, and how busy it is.")},
             },
         }
     )

@@ -39,6 +39,7 @@ class Hold:
     """Reports that wait together."""
 
     sent: asyncio.Future[None]
+    since: float  # of the loop's clock
     requests: int = 0
     due: bool = False  # it has enough requests, or its time has come
     reports: list[tuple[int, bytes, bytes]] = field(default_factory=list)  # partition, key, value
@@ -48,7 +49,10 @@ class Hold:
 class Outbox:
     """All reports between their sender and Kafka."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, acknowledged: Callable[[float], None] = lambda _seconds: None
+    ) -> None:
+        self._acknowledged = acknowledged
         self.connected = False
         self.waiting = 0  # reports held or in flight
         self._kafka, self._settings = settings.kafka, settings.gateway
@@ -69,7 +73,7 @@ class Outbox:
         hold = self._open
         if hold is None:
             loop = asyncio.get_running_loop()
-            hold = self._open = Hold(loop.create_future())
+            hold = self._open = Hold(loop.create_future(), loop.time())
             hold.timer = loop.call_later(self._settings.hold_ms / 1000, self._time, hold)
         hold.requests += 1
         hold.reports.extend([(partition, key, value) for value in values])
@@ -126,6 +130,7 @@ class Outbox:
                 self._end(hold, Unavailable("Kafka did not acknowledge"))
                 raise
             self._end(hold, None)
+            self._acknowledged(asyncio.get_running_loop().time() - hold.since)
             self._leaving -= 1
             self._let_go()
 

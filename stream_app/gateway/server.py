@@ -7,9 +7,8 @@ name addresses. Whatever goes wrong is logged by its type only.
 import asyncio
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -25,6 +24,8 @@ from stream_app.gateway.door import Door, room
 from stream_app.gateway.intake import Outcome, Posting
 from stream_app.gateway.outbox import Full, Outbox
 from stream_app.logs import log
+from stream_app.metrics.edge import TURNED_AWAY, EdgeMetrics
+from stream_app.metrics.instruments import REFUSED, Metrics
 
 _EXPERIMENT = re.compile(r"/v1/experiments/([a-z0-9][a-z0-9._-]{0,63})(/events)?")
 _REPORTS = "/v1/reports"
@@ -38,15 +39,10 @@ _FULL = (
     b"Connection: close\r\n\r\n"
 )
 
+# Why all reports of a request are not taken, by its status.
+_REASONS = {404: "unknown_experiment", 429: "rate", 503: "busy"}
+
 Page = Callable[[], tuple[str, bytes]]  # content type and content, as of now
-
-
-@dataclass(slots=True)
-class Counts:
-    """What the gateway did; nothing here tells of a sender."""
-
-    answers: Counter[int] = field(default_factory=Counter)  # by status
-    reports: Counter[Outcome] = field(default_factory=Counter)
 
 
 class _Server(web.Server):
@@ -78,9 +74,9 @@ class Gateway:
         outbox: Outbox | None = None,
     ) -> None:
         self.settings = _fitting(settings.gateway)
-        self.counts = Counts()
+        self.metrics = EdgeMetrics(lambda: len(self.door), lambda: self.outbox.waiting)
         self.board = board or Board(settings.kafka)
-        self.outbox = outbox or Outbox(settings)
+        self.outbox = outbox or Outbox(settings, self.metrics.acknowledged)
         self.door = Door(self.settings, asyncio.get_running_loop().time)
         self._origins = frozenset(settings.gateway.origins.split())
         self._shared = {origin: shared_headers(origin) for origin in (None, *self._origins)}
@@ -155,7 +151,7 @@ class Gateway:
             response = json({"error": "something is wrong here"}, 500)
         if not response.prepared:
             response.headers.extend(self._shared[origin if origin in self._origins else None])
-        self.counts.answers[response.status] += 1
+        self.metrics.requests[response.status] += 1
         return response
 
     async def _route(self, request: web.BaseRequest, origin: str | None) -> web.StreamResponse:
@@ -197,6 +193,17 @@ class Gateway:
             name, reports = intake.read(body)
         except InvalidInput as error:
             raise Refused(400, str(error)) from None
+        try:
+            outcomes = await self._taken(connection, name, reports)
+        except Refused as refused:
+            away = TURNED_AWAY if "Retry-After" in refused.headers else REFUSED
+            self.metrics.reports[away, _REASONS[refused.status]] += len(reports)
+            raise
+        self.metrics.judged(outcomes)
+        return json({"outcomes": outcomes}, 202 if Outcome.ACCEPTED in outcomes else 422)
+
+    async def _taken(self, connection: Any, name: str, reports: list[Any]) -> list[Outcome]:
+        """The outcome of each report; returns once Kafka has those that are accepted."""
         wait_s = self.door.admit(connection, len(reports))
         if wait_s:
             raise later(429, "too many reports", wait_s)
@@ -213,8 +220,7 @@ class Gateway:
                 raise later(503, "Kafka does not take reports now") from None
             finally:
                 self.door.idle(connection)
-        self.counts.reports.update(outcomes)
-        return json({"outcomes": outcomes}, 202 if values else 422)
+        return outcomes
 
     async def _body(self, request: web.BaseRequest) -> bytes:
         headers = request.headers
@@ -280,7 +286,6 @@ class Gateway:
             "waiting": self.outbox.waiting,
             "connections": len(self.door),
             "streams": self.door.streams,
-            "reports": self.counts.reports,
         }
         return "application/json", orjson.dumps(state)
 
@@ -297,6 +302,8 @@ def _fitting(settings: GatewaySettings) -> GatewaySettings:
     return replace(settings, max_connections=fits)
 
 
-def make_runner(settings: Settings) -> Gateway:
+def make_runner(settings: Settings, metrics: Metrics) -> Gateway:
     """What a worker with this role runs. Needs a running event loop."""
-    return Gateway(settings)
+    edge = Gateway(settings)
+    metrics.registry.register(edge.metrics)
+    return edge

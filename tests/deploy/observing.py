@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stream_app.config import MetricsSettings
+from stream_app.metrics.edge import EdgeMetrics
 from stream_app.metrics.experiments import ExperimentCollector
 from stream_app.metrics.instruments import Metrics
 from stream_app.view import View
@@ -55,6 +56,7 @@ def defined() -> set[str]:
     metrics.stage("shuffle")
     metrics.stage("agent")
     metrics.registry.register(ExperimentCollector(View(), MetricsSettings()))
+    metrics.registry.register(EdgeMetrics())
     return families(metrics.expose().decode())
 
 

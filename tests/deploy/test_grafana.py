@@ -55,6 +55,7 @@ def test_rows() -> None:
         "Regret: $experiment",
         "Latency",
         "Traffic",
+        "Gateway",
         "Privacy: $experiment",
         "Service",
     ] == rows

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from stream_app import kafka, registry
 from stream_app.broker import LocalBroker, free_port
@@ -141,8 +142,13 @@ async def test_nothing_acknowledged_is_lost(broker: LocalBroker, tmp_path: Path)
 
 
 async def test_the_role_in_a_worker(broker: LocalBroker, tmp_path: Path) -> None:
-    """A whole experiment through `run --roles shuffle,agent,gateway`; the auditor agrees."""
+    """A whole experiment through `run --roles shuffle,agent,gateway`; the auditor agrees.
+
+    The worker's metrics count its reports, and the time to Kafka's acknowledgement.
+    """
     settings = with_gateway(settings_for(broker.bootstrap), hold_ms=10)
+    endpoint = dataclasses.replace(settings.metrics, port=free_port(settings.gateway.port))
+    settings = dataclasses.replace(settings, metrics=endpoint)
     await topics(settings, 4)
     await registry.create(settings.kafka, experiment("edge", horizon=600))
     port = {"SHUFFLEBANDIT_GATEWAY_PORT": str(settings.gateway.port)}
@@ -152,6 +158,7 @@ async def test_the_role_in_a_worker(broker: LocalBroker, tmp_path: Path) -> None
         with workers(settings, tmp_path, "shuffle,agent,gateway") as [worker]:
             await listening(settings.gateway.port)
             state = await _play(f"http://127.0.0.1:{settings.gateway.port}/v1")
+            found = await _metrics(settings)
             took = await asyncio.to_thread(worker.stop)
 
     assert state in ("decided", "exhausted")
@@ -159,6 +166,22 @@ async def test_the_role_in_a_worker(broker: LocalBroker, tmp_path: Path) -> None
     batches, reports = await check(settings, ["edge"])
     assert batches > 2
     assert reports > 100
+    assert found["shufflebandit_gateway_reports_total", "accepted", ""] >= reports
+    assert found["shufflebandit_gateway_acknowledgement_seconds_count",] > 2
+    assert found["shufflebandit_gateway_acknowledgement_seconds_sum",] > 0.02
+    assert found["shufflebandit_gateway_held_reports",] == 0
+
+
+async def _metrics(settings: Settings) -> dict[tuple[str, ...], float]:
+    """Samples of a worker, by name and label values."""
+    url = f"http://127.0.0.1:{settings.metrics.port}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        families = text_string_to_metric_families(await answer.text())
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
 
 
 async def _play(url: str) -> str:
