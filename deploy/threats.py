@@ -1,0 +1,166 @@
+"""Prints the tables of SECURITY.md: rights, Sybil attacks, poisoning. `python deploy/threats.py`.
+
+The batch of the tables is the README's: eps 0.5, delta 1e-6, 1000 users, and the default honest
+fraction of 0.9. Its noise is calibrated as always; then only some users are honest. The others'
+reports are known to the attacker, who subtracts them, so that what is left is the sum of the honest
+users' shares. Binomial shares are certified by `accounting`. Of discrete Laplace shares the exact
+distribution is computed, from the table that clients draw from.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from itertools import pairwise
+
+import numpy as np
+
+from stream_app import acls
+from stream_app.config import Settings
+from stream_app.core import accounting
+from stream_app.core.mechanisms import (
+    Binomial,
+    DiscreteLaplace,
+    Mechanism,
+    MechanismName,
+    Promise,
+    calibrate,
+    laplace_table,
+)
+
+Table = Callable[[], str]
+EPSILON, DELTA, USERS = Decimal("0.5"), Decimal("0.000001"), 1000
+HONEST = (1000, 950, 900, 800, 500, 200, 1)
+SIZES = (32, 100, 1000, 10_000, 1_000_000)
+FORGED = 0.01
+# Beyond this eps is no protection worth a number.
+_LARGEST = 20.0
+# The Fourier transform's rounding, summed over all values; added, so that no figure is too small.
+_ROUNDING = 1e-10
+
+
+def share(mechanism: DiscreteLaplace) -> np.ndarray:
+    """One user's noise from 0 to 2c, as the sampling table has it."""
+    promise, bits = mechanism.promise, mechanism.table_bits
+    table = laplace_table(promise.honest, promise.epsilon, mechanism.clip, bits)
+    edges = (0, *table, 1 << bits)
+    return np.array([(b - a) / (1 << bits) for a, b in pairwise(edges)])
+
+
+def total(one: np.ndarray, users: int) -> np.ndarray:
+    """The distribution of the sum of so many independent shares."""
+    values = users * (len(one) - 1) + 1
+    length = 1 << values.bit_length()
+    found = np.fft.irfft(np.fft.rfft(one, length) ** users, length)[:values]
+    return np.maximum(found, 0.0)
+
+
+def hockey_stick(noise: np.ndarray, epsilon: float) -> float:
+    """The larger of both divergences between noise and noise + 1 (README, Privacy; MATH 1)."""
+    here, shifted = np.append(noise, 0.0), np.insert(noise, 0, 0.0)
+    growth = math.exp(epsilon)
+    both = (here - growth * shifted, shifted - growth * here)
+    return max(float(np.maximum(0.0, difference).sum()) for difference in both) + _ROUNDING
+
+
+def delta_left(mechanism: Mechanism, honest: int) -> Callable[[float], float]:
+    """Delta as a function of eps, when only so many users of the batch add their noise."""
+    if isinstance(mechanism, Binomial):
+        trials, numerator = honest * mechanism.trials, mechanism.success_numerator
+        return lambda epsilon: accounting.binomial_delta(trials, numerator, epsilon)
+    noise = total(share(mechanism), honest)
+    return lambda epsilon: hockey_stick(noise, epsilon)
+
+
+def epsilon_left(delta: Callable[[float], float], wanted: float) -> float:
+    """The least eps at which delta is as promised; infinite if there is none worth a number."""
+    low, high = 0.0, _LARGEST
+    if delta(high) > wanted:
+        return math.inf
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta(middle) > wanted else (low, middle)
+    return high
+
+
+def mechanism_for(name: MechanismName, users: int) -> Mechanism:
+    """The noise of a batch of so many users, with the default honest fraction."""
+    return calibrate(Promise(EPSILON, DELTA, users), name)
+
+
+def reach(mechanism: Mechanism) -> float:
+    """By how many users' whole rewards one false report can move the debiased sum.
+
+    It counts from 0 to `bits`, less the mean of a share; in place of a reward of 0 or of 1.
+    """
+    lowest = mechanism.debias(0) / mechanism.promise.batch_size
+    return max(lowest + mechanism.bits, 1 - lowest)
+
+
+def forged_to_move(mean: str, users: int, *, binomial: bool = False) -> int:
+    """How many false reports move a batch's mean by so much."""
+    name = MechanismName.BINOMIAL if binomial else MechanismName.DISCRETE_LAPLACE
+    return math.ceil(float(mean) * users / reach(mechanism_for(name, users)))
+
+
+def upward(value: float, digits: int = 3) -> str:
+    """So many digits, not less than the value but for the last 1e-8 of it."""
+    if math.isinf(value):
+        return "none"
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    return f"{math.ceil(value * scale * (1 - 1e-8)) / scale:.{digits}g}"
+
+
+def _markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(header)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def rights() -> str:
+    """What each role may do on the topics."""
+    rows = []
+    for role in acls.roles():
+        by_operation: dict[str, list[str]] = {}
+        for right in acls.rights(Settings(), role):
+            if right.resource is acls.Resource.topics:
+                name = f"`{right.name.rpartition('.')[2]}`"
+                by_operation.setdefault(right.operation.name, []).append(name)
+        reads, writes = (", ".join(by_operation.pop(o, [])) or "-" for o in ("Read", "Write"))
+        others = "; ".join(f"{o}: {', '.join(names)}" for o, names in by_operation.items())
+        rows.append([role, reads, writes, others or "-"])
+    return _markdown(("role", "reads", "writes", "also"), rows)
+
+
+def sybil() -> str:
+    """What is left of the promise, by the number of honest users in a batch."""
+    header = ["honest users"]
+    columns = []
+    for name in MechanismName:
+        mechanism = mechanism_for(name, USERS)
+        header += [f"{name}: eps at delta {DELTA:.0e}", f"delta at eps {EPSILON}"]
+        deltas = [delta_left(mechanism, honest) for honest in HONEST]
+        columns.append([upward(epsilon_left(delta, float(DELTA))) for delta in deltas])
+        columns.append([upward(delta(float(EPSILON))) for delta in deltas])
+    rows = [[f"{n:,} of {USERS:,}", *rest] for n, *rest in zip(HONEST, *columns, strict=True)]
+    return _markdown(header, rows)
+
+
+def poisoning() -> str:
+    """How far false reports can move a sum."""
+    header = ["batch size"]
+    columns = []
+    for name in MechanismName:
+        header += [
+            f"{name}: report from 0 to",
+            "moves the sum by",
+            f"{FORGED:.0%} move the mean by",
+        ]
+        made = [mechanism_for(name, users) for users in SIZES]
+        columns.append([str(mechanism.bits) for mechanism in made])
+        columns.append([upward(reach(mechanism), 2) for mechanism in made])
+        columns.append([upward(FORGED * reach(mechanism), 2) for mechanism in made])
+    return _markdown(header, ([f"{s:,}", *rest] for s, *rest in zip(SIZES, *columns, strict=True)))
+
+
+if __name__ == "__main__":
+    print("\n\n".join((rights(), sybil(), poisoning())))

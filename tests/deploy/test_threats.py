@@ -1,0 +1,101 @@
+"""The figures of deploy/SECURITY.md: they are what the code gives, by two ways where there are."""
+
+import math
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import nbinom
+
+from deploy import threats
+from stream_app.core.mechanisms import Binomial, DiscreteLaplace, MechanismName, Promise, calibrate
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "deploy" / "SECURITY.md").read_text()
+README = (ROOT / "README.md").read_text()
+
+
+def laplace(users: int = threats.USERS) -> DiscreteLaplace:
+    found = threats.mechanism_for(MechanismName.DISCRETE_LAPLACE, users)
+    assert isinstance(found, DiscreteLaplace)
+    return found
+
+
+def binomial(users: int = threats.USERS) -> Binomial:
+    found = threats.mechanism_for(MechanismName.BINOMIAL, users)
+    assert isinstance(found, Binomial)
+    return found
+
+
+@pytest.mark.parametrize("table", [threats.rights, threats.sybil, threats.poisoning])
+def test_the_page_has_the_tables(table: threats.Table) -> None:
+    assert table() in PAGE
+
+
+def test_the_page_has_the_figures_in_its_text() -> None:
+    forged = [threats.forged_to_move("0.05", 1000, binomial=kind) for kind in (False, True)]
+    half = calibrate(Promise(threats.EPSILON, threats.DELTA, 1000, Decimal("0.5")))
+
+    assert f"1000 with {forged[0]} false reports under discrete Laplace, {forged[1]} under" in PAGE
+    assert f"has {half.variance / laplace().variance:.1f} times the variance" in PAGE
+
+
+def test_the_readme_has_the_same_figures() -> None:
+    both = (binomial(), laplace())
+    deltas = [threats.delta_left(mechanism, 500) for mechanism in both]
+    left = [threats.upward(threats.epsilon_left(d, float(threats.DELTA))) for d in deltas]
+    moved = [threats.upward(threats.reach(mechanism), 2) for mechanism in both]
+
+    assert f"eps is {left[0]} (binomial) or {left[1]} (discrete Laplace)" in README
+    assert f"up to {moved[0]} rewards each there (binomial) or {moved[1]} (discrete" in README
+
+
+@pytest.mark.parametrize("honest", [800, 500, 200])
+def test_laplace_by_its_closed_form(honest: int) -> None:
+    """Below the honest fraction the loss is ln f(0)/f(1) of two negative binomials' difference."""
+    mechanism = laplace()
+    shape, stop = honest / mechanism.promise.honest, 1 - math.exp(-float(threats.EPSILON))
+    masses = nbinom(shape, stop).pmf(np.arange(400))
+    difference = [masses[: 400 - d] @ masses[d:] for d in (0, 1)]
+    found = threats.epsilon_left(threats.delta_left(mechanism, honest), float(threats.DELTA))
+
+    assert math.log(difference[0] / difference[1]) == pytest.approx(found, abs=2e-4)
+
+
+@pytest.mark.parametrize("honest", [1000, 900, 500])
+def test_binomial_by_its_distribution(honest: int) -> None:
+    """The certificate is the divergence of the distribution itself."""
+    mechanism = binomial()
+    q = mechanism.success
+    noise = threats.total(np.array([1 - q, q]), honest * mechanism.trials)
+    left = threats.delta_left(mechanism, honest)
+    for epsilon in (0.5, 0.8):
+        exact = threats.hockey_stick(noise, epsilon)
+
+        assert left(epsilon) == pytest.approx(exact, rel=1e-3, abs=2e-10)
+
+
+def test_the_promise_holds_at_the_honest_fraction() -> None:
+    """Exact figures lie below what the terms certify."""
+    for mechanism in (laplace(), binomial()):
+        exact = threats.delta_left(mechanism, mechanism.promise.honest)(float(threats.EPSILON))
+
+        assert exact <= mechanism.certified_delta * (1 + 1e-9) <= float(threats.DELTA) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("users", threats.SIZES)
+def test_false_reports_reach_as_far_as_stated(users: int) -> None:
+    """The formulas beside the table, and the estimate of a sum in which one report is false."""
+    forged, honest = laplace(users), binomial(users)
+    flat = honest.success_numerator == 1 << 63
+    share = honest.trials / 2 if flat else honest.success
+    formula = 1 + honest.trials / 2 if flat else 2 - honest.success
+
+    assert threats.reach(forged) == forged.clip + 1
+    assert threats.reach(honest) == pytest.approx(formula)
+    for mechanism, mean in ((forged, forged.clip), (honest, share)):
+        rest = round(mean * (users - 1))
+        highest = mechanism.debias(rest + mechanism.bits) - mechanism.debias(rest) - mean
+
+        assert highest <= threats.reach(mechanism) + 1e-9
