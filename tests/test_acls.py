@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from stream_app import acls, cli, kafka
+from stream_app.broker import LocalBroker
 from stream_app.config import KafkaSettings, SecurityProtocol, Settings, load_settings
-from stream_app.errors import ConfigurationError
+from stream_app.errors import ConfigurationError, Unavailable
 
 ROOT = Path(__file__).parents[1]
 SECRET = "marked-secret"
@@ -203,3 +204,28 @@ def test_requests_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
             logging.getLogger(name).info("said")
 
     assert ["said", "said"] == caplog.messages
+
+
+def test_a_refused_certificate_is_named_after_the_start_too() -> None:
+    """aiokafka tells of it in its log only, in the words of whoever refused it."""
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_message = "Hostname mismatch"
+    try:
+        logging.getLogger("aiokafka.client").error("Unable connect to node %s: %s", 1, error)
+        told = kafka.unreachable(secured(), Unavailable("node is not ready"))
+    finally:
+        with kafka._QUIET:  # a new start forgets it
+            pass
+
+    assert "its certificate is refused (Hostname mismatch)" in str(told)
+    assert "certificate" not in str(kafka.unreachable(secured(), OSError()))
+
+
+@pytest.mark.kafka
+async def test_a_broker_without_rules_is_named(broker: LocalBroker) -> None:
+    """Rights that nobody checks are not granted."""
+    connection = dataclasses.replace(KafkaSettings(), bootstrap=broker.bootstrap)
+    settings = dataclasses.replace(Settings(), kafka=connection)
+    wanted = acls.rules(settings, [("client", "User:web")])
+    with pytest.raises(Unavailable, match="needs an authorizer"):
+        await acls.apply(settings, wanted, remove_others=False)

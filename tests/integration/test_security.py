@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from aiokafka import TopicPartition
+from click.testing import CliRunner, Result
 
 from producers.live import run_users
-from stream_app import acls, audit, kafka, registry
+from stream_app import acls, audit, cli, kafka, registry
 from stream_app.broker import free_port
 from stream_app.config import Settings, load_settings
 from stream_app.core.agents import Status
@@ -134,6 +135,24 @@ async def test_rights_are_granted_once_and_taken_only_on_request(secured: Secure
     assert ([], once) == (again.granted, again.present)
     assert sorted(set(once) - set(moved)) == other.others == taken.removed
     assert [] == other.removed == taken.others == last.granted == last.removed == last.others
+
+
+def test_the_command_grants_as_the_administrator_only(secured: Secured) -> None:
+    """It says what it did; to others that they may not."""
+
+    def apply(user: str) -> Result:
+        arguments = ["acls", "apply", "--principal", "client=User:web"]
+        return CliRunner().invoke(cli.cli, arguments, env=environment(secured.settings(user)))
+
+    refused, first, again = apply("operator"), apply("admin"), apply("admin")
+
+    assert "may not see or change rules" in str(refused.exception)
+    assert [
+        "granted User:web: Read on topic shufflebandit.assignments",
+        "granted User:web: Write on topic shufflebandit.reports",
+        "2 rights granted, 0 were there already",
+    ] == first.output.splitlines()
+    assert "0 rights granted, 2 were there already\n" == again.output
 
 
 # `shufflebandit`, but every logger says all it can.
