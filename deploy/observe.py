@@ -25,6 +25,7 @@ from stream_app.errors import ShufflebanditError, Unavailable
 from stream_app.supervisor import complaints, end, supervised
 
 HERE = Path(__file__).parent
+GRAFANA = "/d/shufflebandit?from=now-15m&to=now"
 _PAUSE_S = 20
 
 
@@ -70,14 +71,21 @@ def grafana(folder: Path, port: int, prometheus_port: int) -> list[str] | None:
         "SHUFFLEBANDIT_DASHBOARDS": str(HERE / "grafana" / "dashboards"),
         "GF_PATHS_PROVISIONING": str(HERE / "grafana" / "provisioning"),
         "GF_PATHS_DATA": str(folder / "grafana"),
+        "GF_PATHS_LOGS": str(folder / "grafana" / "log"),
+        "GF_PATHS_PLUGINS": str(folder / "grafana" / "plugins"),
         "GF_SERVER_HTTP_ADDR": "127.0.0.1",
         "GF_SERVER_HTTP_PORT": str(port),
         "GF_AUTH_ANONYMOUS_ENABLED": "true",
         "GF_ANALYTICS_REPORTING_ENABLED": "false",
         "GF_ANALYTICS_CHECK_FOR_UPDATES": "false",
     }
-    home = os.environ.get("GF_PATHS_HOME", "/usr/share/grafana")
-    return [program, "server", "--homepath", home]
+    return [program, "server", "--homepath", str(home(Path(program)))]
+
+
+def home(program: Path) -> Path:
+    """Grafana's files: around its bin/ as in the archive, or in share/ as packages have them."""
+    above = program.resolve().parents[1]
+    return above if (above / "conf" / "defaults.ini").is_file() else above / "share" / "grafana"
 
 
 async def experiments(settings: Settings, rate: float) -> None:
@@ -119,7 +127,7 @@ def observe(rate: float, ports: dict[str, int], interval: str) -> None:
             stack.enter_context(running("grafana", shown, folder))
         for name, port in ports.items():
             if name != "grafana" or shown is not None:
-                path = {"metrics": "/metrics", "grafana": "/d/shufflebandit"}.get(name, "/")
+                path = {"metrics": "/metrics", "grafana": GRAFANA}.get(name, "/")
                 print(f"{name:<11} http://127.0.0.1:{port}{path}")
         if shown is None:
             print("grafana     not installed; deploy/compose.yaml has it")
@@ -130,7 +138,7 @@ def observe(rate: float, ports: dict[str, int], interval: str) -> None:
 def main() -> None:
     """Read the options, run, end quietly."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rate", type=float, default=500.0, help="users per second")
+    parser.add_argument("--rate", type=float, default=100.0, help="users per second")
     parser.add_argument("--free-ports", action="store_true", help="any ports instead of the usual")
     parser.add_argument("--interval", default="5s", help="between scrapes")
     options = parser.parse_args()
@@ -138,6 +146,8 @@ def main() -> None:
     ports = {"page": 6066, "metrics": 9108, "prometheus": 9090, "grafana": 3000}
     if options.free_ports:
         ports = {name: free_port() for name in ports}
+    # A shell starts what runs in the background with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         observe(options.rate, ports, options.interval)

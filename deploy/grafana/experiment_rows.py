@@ -2,75 +2,125 @@
 
 from typing import Any
 
-from grafana_foundation_sdk.builders import prometheus, statetimeline, table, text
+from grafana_foundation_sdk.builders import (
+    common,
+    dashboard,
+    prometheus,
+    statetimeline,
+    table,
+    text,
+)
 from grafana_foundation_sdk.models.dashboard import (
     DataTransformerConfig,
     DynamicConfigValue,
+    FieldColorModeId,
     ValueMap,
     ValueMappingResult,
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
-from kit import DASHED, GOOD, HERE, SOURCE, lines, number, of, queries
+from kit import (
+    DASHED,
+    GOOD,
+    HERE,
+    SOURCE,
+    UNNAMED,
+    coloured,
+    counts,
+    lines,
+    number,
+    of,
+    queries,
+)
+
+ARMS, RUNNING, REGRET = "Arms", "In the running", "Regret"
+IN_OR_OUT = ValueMap(
+    {"1": ValueMappingResult("in", GOOD), "0": ValueMappingResult("out", "#808080")}
+)
 
 
 def decision() -> list[Any]:
     """The chosen experiment: state, arms, eliminations."""
+    return [*standing(), arms_chart(), arms_table(), *steps()]
+
+
+def standing() -> list[Any]:
+    """Where it is now."""
     state = f"max by (state) (shufflebandit_experiment_state{HERE}) == 1"
-    arms = [
-        (of("arm_estimate", "arm"), "{{arm}}"),
-        (of("arm_lower", "arm"), "{{arm}} lower"),
-        (of("arm_upper", "arm"), "{{arm}} upper"),
-    ]
-    about = "Estimated means; dashed: confidence intervals. A vertical line: an arm is out."
-    chart = lines("Arms", arms, about, unit="percentunit", span=16).height(10)
-    chart.override_by_regexp("/ (lower|upper)$/", DASHED)
-    told = ValueMap(
-        {"1": ValueMappingResult("in", GOOD), "0": ValueMappingResult("out", "#808080")}
-    )
-    viable = statetimeline.Panel().title("In the running").span(16).height(6).mappings([told])
-    viable.description("Which arms are still in the running.").no_value("nothing yet")
-    viable = queries(viable, [(of("arm_viable", "arm"), "{{arm}}")])
+    leading = f"topk(1, {of('arm_estimate', 'arm')} and {of('arm_viable', 'arm')} == 1)"
+    phase, users = of("experiment_phase"), of("experiment_users")
+    left = of("experiment_remaining_users")
     since = f"time() - {of('experiment_last_release_timestamp_seconds')}"
     return [
         number("State", state, "What became of it.", legend="{{state}}"),
         number(
-            "Phase", of("experiment_phase"), "Each phase collects one batch per arm that is left."
+            "Leading arm", leading, "The best estimate of those in the running.", legend="{{arm}}"
         ),
-        number("Users", of("experiment_users"), "Users in released batches."),
-        number("Users to go", of("experiment_remaining_users"), "Until the horizon."),
-        number("Batches", of("experiment_batches"), "Released batches."),
-        number("Last release", since, "Time since the newest sum.", unit="s"),
-        chart,
-        arms_table(),
-        viable,
-        lines(
-            "Phase",
+        number("Phase", phase, "Each phase collects one batch per arm that is left.").span(3),
+        number("Users", users, "Users in released batches.", unit="locale").span(3),
+        number("Users to go", left, "Until the horizon.", unit="locale"),
+        number("Batches", of("experiment_batches"), "Released batches.", unit="locale").span(3),
+        number("Last release", since, "Time since the newest sum.", unit="s").span(3),
+    ]
+
+
+def arms_chart() -> Any:
+    """Estimates and intervals. All lines of an arm have its name, hence its colour."""
+    arms = [(of(f"arm_{bound}", "arm"), "{{arm}}") for bound in ("estimate", "lower", "upper")]
+    about = "Estimated means; dashed: confidence intervals. A vertical line: an arm is out."
+    chart = lines(ARMS, arms, about, unit="percentunit", span=15).height(10)
+    chart.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+    # Grafana 10.0 looks at the field's name, not at the legend.
+    named = DataTransformerConfig(id_val="labelsToFields", options={"valueLabel": "arm"})
+    chart.with_transformation(named)
+    for bound in "BC":
+        chart.override_by_query(bound, [*DASHED, UNNAMED])
+    return chart
+
+
+def steps() -> list[Any]:
+    """Eliminations and phases, in time."""
+    viable = statetimeline.Panel().title(RUNNING).span(15).height(6).mappings([IN_OR_OUT])
+    viable.description("Which arms are still in the running.").no_value("nothing yet")
+    viable.legend(common.VizLegendOptions().show_legend(False))
+    return [
+        queries(viable, [(of("arm_viable", "arm"), "{{arm}}")]),
+        counts(
+            "Phases",
             [(of("experiment_phase"), "phase")],
             "Steps up when a phase is complete.",
-            span=8,
+            span=9,
         ).height(6),
     ]
 
 
 def arms_table() -> Any:
     """The arms now."""
-    columns = ("viable", "users", "estimate", "lower", "upper")
-    panel = table.Panel().title("Arms now").span(8).height(10).no_value("nothing yet")
-    panel.description("State, users and confidence interval of each arm.")
-    for at, column in enumerate(columns):
+    columns = {
+        "viable": "state",
+        "users": "users",
+        "estimate": "mean",
+        "lower": "from",
+        "upper": "to",
+    }
+    panel = table.Panel().title("Arms now").span(9).height(10).no_value("nothing yet").min_width(60)
+    panel.description("State, users, estimated mean and its confidence interval.")
+    for at, metric in enumerate(columns):
         query = (
-            prometheus.Dataquery().expr(of(f"arm_{column}", "arm")).instant().ref_id(chr(65 + at))
+            prometheus.Dataquery().expr(of(f"arm_{metric}", "arm")).instant().ref_id(chr(65 + at))
         )
         panel.with_target(query.format(PromQueryFormat.TABLE))
     panel.with_transformation(
         DataTransformerConfig(id_val="joinByField", options={"byField": "arm"})
     )
-    renamed = {f"Value #{chr(65 + at)}": column for at, column in enumerate(columns)}
+    renamed = {f"Value #{chr(65 + at)}": shown for at, shown in enumerate(columns.values())}
     hidden = {f"Time {at}": True for at in range(1, len(columns) + 1)}
     organize = {"excludeByName": {"Time": True, **hidden}, "renameByName": renamed}
     panel.with_transformation(DataTransformerConfig(id_val="organize", options=organize))
-    for column in columns[2:]:
-        panel.override_by_name(column, [DynamicConfigValue("decimals", 3)])
+    panel.override_by_name("state", [DynamicConfigValue("mappings", [IN_OR_OUT])])
+    panel.override_by_name("users", [DynamicConfigValue("unit", "locale")])
+    share = [DynamicConfigValue("unit", "percentunit"), DynamicConfigValue("decimals", 1)]
+    panel.override_by_regexp("/^(mean|from|to)$/", share)
+    panel.sort_by([common.TableSortByFieldState().display_name("mean").desc(True)])
     return panel.datasource(SOURCE)
 
 
@@ -86,16 +136,16 @@ def regret() -> list[Any]:
         "Rewards lost against the best arm, by users in released batches. Band: the range if every "
         "arm's interval holds. True: only where the definition states the means (simulations)."
     )
-    band = lines("Regret", given, about, span=12)
-    band.override_by_name(
-        "at most",
-        [
-            DynamicConfigValue("custom.fillBelowTo", "at least"),
-            DynamicConfigValue("custom.fillOpacity", 15),
-            DynamicConfigValue("custom.lineWidth", 1),
-        ],
-    )
-    band.override_by_name("at least", [DynamicConfigValue("custom.lineWidth", 1)])
+    band = lines(REGRET, given, about, span=12)
+    edge = [DynamicConfigValue("custom.lineWidth", 1), coloured("super-light-blue")]
+    filled = [
+        DynamicConfigValue("custom.fillBelowTo", "at least"),
+        DynamicConfigValue("custom.fillOpacity", 25),
+    ]
+    band.override_by_name("at most", [*edge, *filled])
+    band.override_by_name("at least", edge)
+    band.override_by_name("estimated", [coloured("blue")])
+    band.override_by_name("true", [*DASHED, coloured("orange")])
     progress = [
         (of("experiment_users"), "users"),
         (of("experiment_horizon_users"), "horizon"),
@@ -106,7 +156,9 @@ def regret() -> list[Any]:
         lines(
             "Users against the horizon", progress, "When the horizon is reached it ends.", span=6
         ),
-        lines("Regret per user", [(share, "estimated")], "Falls while it learns.", span=6),
+        lines(
+            "Regret per user", [(share, "estimated")], "Falls while it learns.", span=6
+        ).axis_soft_min(0),
     ]
 
 
@@ -117,28 +169,25 @@ def privacy() -> list[Any]:
         "holds for each user if the stated fraction of each batch is honest and the shuffle stage "
         "and Kafka's `reports` are trusted; `shufflebandit verify` and `audit` check it afterwards."
     )
-    ratio = f"{of('experiment_certified_delta')} / {of('experiment_delta')}"
+    promised, certified = of("experiment_delta"), of("experiment_certified_delta")
     return [
         number("Epsilon", of("experiment_epsilon"), "Promised to each user."),
-        number("Delta", of("experiment_delta"), "Promised to each user.", unit="sci"),
-        number(
-            "Certified delta",
-            of("experiment_certified_delta"),
-            "Computed from the noise itself.",
-            unit="sci",
-        ),
+        number("Delta", promised, "Promised to each user.", unit="sci").decimals(2).span(5),
+        number("Certified delta", certified, "Computed from the noise itself.", unit="sci")
+        .decimals(2)
+        .span(5),
         number(
             "Certified of promised",
-            ratio,
+            f"{certified} / {promised}",
             "Above 1 the stage would refuse.",
             unit="percentunit",
             limit=1.000001,
-        ),
+        ).span(5),
         number(
             "Refusals",
             "sum(increase(shufflebandit_refusals_total[$__range]))",
             "Terms, sums and definitions not accepted, in the time shown.",
             limit=0.5,
-        ),
-        text.Panel().title("In words").span(4).height(4).content(words),
+        ).span(5),
+        text.Panel().title("").span(24).height(2).content(words),
     ]

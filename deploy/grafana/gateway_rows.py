@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kit import heat, lines, rate
+from kit import counts, lines, quantile, rate
 
 
 def edge() -> list[Any]:
@@ -11,15 +11,13 @@ def edge() -> list[Any]:
     reports = [(rate("gateway_reports_total", "outcome, reason"), "{{outcome}} {{reason}}")]
     connections = [("shufflebandit_gateway_connections", "{{instance}}")]
     held = [("shufflebandit_gateway_held_reports", "{{instance}}")]
+    waits = [(quantile(q, "gateway_acknowledgement_seconds"), f"{q:.0%}") for q in (0.5, 0.95)]
     away = "Turned away: told to come again, since there are too many or Kafka is slow or away."
+    soon = "From the first report of a hold to Kafka's acknowledgement; gateway.hold_ms is in it."
     return [
         lines("Requests per second", requests, "By the status of the answer.", span=6),
         lines("Reports per second, by outcome", reports, away, span=6),
-        lines("Connections", connections, "Open ones; see gateway.max_connections.", span=6),
-        lines("Held reports", held, "They wait for Kafka's acknowledgement.", span=6),
-        heat(
-            "Time to acknowledgement",
-            "gateway_acknowledgement_seconds",
-            "From the first report of a hold to Kafka's acknowledgement; gateway.hold_ms is in it.",
-        ),
+        counts("Connections", connections, "Open ones; see gateway.max_connections.", span=4),
+        counts("Held reports", held, "They wait for Kafka's acknowledgement.", span=4),
+        lines("Time to acknowledgement", waits, soon, unit="s", span=4),
     ]

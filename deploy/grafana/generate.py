@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiment_rows import decision, privacy, regret
+from experiment_rows import ARMS, REGRET, RUNNING, decision, privacy, regret
+from gateway_rows import edge
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import (
@@ -17,12 +18,18 @@ from kit import HERE, SOURCE, of
 from service_rows import glance, health, latency, traffic
 
 FILE = Path(__file__).parent / "dashboards" / "dashboard.json"
+# The experiment with the newest sum comes first; one without any has 0.
+NEWEST = (
+    "max by (experiment) (shufflebandit_experiment_last_release_timestamp_seconds) "
+    "or max by (experiment) (shufflebandit_experiment_users) * 0"
+)
 ROWS = (
     ("At a glance", glance),
     ("Decision: $experiment", decision),
     ("Regret: $experiment", regret),
     ("Latency", latency),
     ("Traffic", traffic),
+    ("Gateway", edge),
     ("Privacy: $experiment", privacy),
     ("Service", health),
 )
@@ -35,35 +42,41 @@ def build() -> dict[str, Any]:
     board.with_variable(
         dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
     )
-    names = {"query": "label_values(shufflebandit_experiment_users, experiment)", "refId": "names"}
     board.with_variable(
         dashboard.QueryVariable("experiment")
         .label("Experiment")
-        .query(names)
+        .query({"query": f"query_result(sort_desc({NEWEST}))", "refId": "names"})
+        .regex('/experiment="([^"]+)"/')
         .datasource(SOURCE)
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
-        .sort(VariableSort.ALPHABETICAL_ASC)
-    )
-    gone = of("arm_viable", "arm")
-    before = gone.replace(HERE, f"{HERE} offset 1m")
-    board.annotation(
-        dashboard.AnnotationQuery()
-        .name("Arm eliminated")
-        .datasource(SOURCE)
-        .enable(True)
-        .icon_color("orange")
-        .expr(f"{before} == 1 unless {gone} == 1")
+        .sort(VariableSort.DISABLED)
     )
     for title, panels in ROWS:
         board.with_row(dashboard.Row(title))
         for panel in panels():
             board.with_panel(panel)
     made: dict[str, Any] = json.loads(json.dumps(board.build(), cls=JSONEncoder))
-    # The kit does not know these two fields of a Prometheus annotation.
-    made["annotations"]["list"][-1] |= {"titleFormat": "{{arm}} is out", "step": "15s"}
     for number, panel in enumerate(made["panels"], 1):
         panel["id"] = number
+    shown = [panel["id"] for panel in made["panels"] if panel["title"] in (ARMS, RUNNING, REGRET)]
+    made["annotations"]["list"] = [eliminations(shown)]
     return made
+
+
+def eliminations(panels: list[int]) -> dict[str, Any]:
+    """A vertical line where an arm is out: once, as the query looks back by exactly its step."""
+    now = of("arm_viable", "arm")
+    before = now.replace(HERE, f"{HERE} offset $__interval")
+    return {
+        "name": "Arm eliminated",
+        "datasource": {"type": SOURCE.type_val, "uid": SOURCE.uid},
+        "enable": True,
+        "iconColor": "orange",
+        "expr": f"{before} == 1 unless {now} == 1",
+        "titleFormat": "{{arm}} is out",
+        "step": "15s",
+        "filter": {"exclude": False, "ids": panels},
+    }
 
 
 def rendered() -> str:

@@ -24,8 +24,8 @@ BAD, GOOD, QUIET = "red", "green", "text"
 DASHED = [
     DynamicConfigValue("custom.lineWidth", 1),
     DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [4, 4]}),
-    DynamicConfigValue("custom.hideFrom", {"legend": True, "tooltip": False, "viz": False}),
 ]
+UNNAMED = DynamicConfigValue("custom.hideFrom", {"legend": True, "tooltip": True, "viz": False})
 Query = tuple[str, str]  # PromQL, legend
 
 
@@ -71,6 +71,17 @@ def lines(
     return queries(panel, given).show_points(models_common.VisibilityMode.NEVER)
 
 
+def counts(title: str, given: Sequence[Query], about: str, span: int = 6) -> Any:
+    """Whole numbers over time."""
+    panel = lines(title, given, about, span=span).axis_soft_min(0).axis_soft_max(1)
+    return panel.line_interpolation(models_common.LineInterpolation.STEP_AFTER)
+
+
+def coloured(name: str) -> DynamicConfigValue:
+    """One colour, whatever the palette would give."""
+    return DynamicConfigValue("color", {"mode": "fixed", "fixedColor": name})
+
+
 def number(
     title: str,
     expr: str,
@@ -84,8 +95,9 @@ def number(
     if limit is not None:
         steps.append(Threshold(limit, BAD))
     thresholds = dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
-    panel = stat.Panel().title(title).description(about).unit(unit).span(4).height(4)
+    panel = stat.Panel().title(title).description(about).unit(unit).span(4).height(3)
     panel.thresholds(thresholds).graph_mode(models_common.BigValueGraphMode.NONE).no_value("-")
+    panel.text(common.VizTextDisplayOptions().value_size(30))
     if legend:
         panel.text_mode(models_common.BigValueTextMode.NAME)
     return queries(panel, [(expr, legend)], instant=True)
@@ -95,7 +107,8 @@ def heat(title: str, metric: str, about: str) -> Any:
     """A histogram over time."""
     expr = f"sum by (le) (increase(shufflebandit_{metric}_bucket[{RATE}]))"
     colour = heatmap.HeatmapColorOptions().mode(models_heatmap.HeatmapColorMode.SCHEME)
-    panel = heatmap.Panel().title(title).description(about).span(12).height(8).calculate(False)
+    panel = heatmap.Panel().title(title).description(about).span(12).height(11).calculate(False)
+    panel.no_value("nothing yet")
     panel.color(colour.scheme("Blues").steps(32)).y_axis(heatmap.YAxisConfig().unit("s"))
     query = prometheus.Dataquery().expr(expr).legend_format("{{le}}").range().ref_id("A")
     return panel.with_target(query.format(PromQueryFormat.HEATMAP)).datasource(SOURCE)

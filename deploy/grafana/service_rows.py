@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from kit import RATE, heat, lines, number, quantile, rate
+from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
+from kit import RATE, counts, heat, lines, number, quantile, rate
 
 
 def glance() -> list[Any]:
@@ -15,10 +16,9 @@ def glance() -> list[Any]:
             "Experiments running", 'max(shufflebandit_experiments{state="running"})', "All of them."
         ),
         number(
-            "Reports",
+            "Reports per second",
             'sum(rate(shufflebandit_reports_total{outcome="accepted"}[1m]))',
-            "Accepted reports per second.",
-            unit="reqps",
+            "Accepted ones, last minute.",
         ),
         number(
             "Refused",
@@ -70,44 +70,40 @@ def latency() -> list[Any]:
 
 def traffic() -> list[Any]:
     """Reports in, sums out."""
+    accepted = [
+        (rate('reports_total{outcome="accepted"}'), "accepted"),
+        ("shufflebandit:reports_accepted:rate5m", "mean of 5 minutes"),
+    ]
+    refused = [(rate('reports_total{outcome="refused"}', "reason"), "{{reason}}")]
     fill = [
         ("sum(shufflebandit_windows_filled_reports)", "reports in open windows"),
         ("sum(shufflebandit_windows_wanted_reports)", "their sizes together"),
+        ("sum(shufflebandit_windows_open)", "open windows (right)"),
     ]
     out = [
         (rate("batches_released_total"), "sums"),
         (rate("assignments_total"), "assignments"),
     ]
+    late = "Late: the batch was full before the report came."
+    windows = counts("Windows", fill, "Counts only; nothing of what the reports say.")
+    windows.override_by_name(
+        "open windows (right)", [DynamicConfigValue("custom.axisPlacement", "right")]
+    )
     return [
-        lines(
-            "Accepted",
-            [
-                (rate('reports_total{outcome="accepted"}'), "accepted"),
-                ("shufflebandit:reports_accepted:rate5m", "5 minutes"),
-            ],
-            "Reports per second.",
-            unit="reqps",
-            span=6,
-        ),
-        lines(
-            "Refused by reason",
-            [(rate('reports_total{outcome="refused"}', "reason"), "{{reason}}")],
-            "Late: the batch was full before the report came.",
-            unit="reqps",
-            span=6,
-        ),
-        lines(
-            "Windows",
-            [*fill, ("sum(shufflebandit_windows_open)", "open windows")],
-            "Counts only; nothing of what the reports say.",
-            span=6,
-        ),
-        lines("Released", out, "Per second.", unit="cps", span=6),
+        lines("Accepted per second", accepted, "Reports.", span=6).axis_soft_min(0),
+        lines("Refused per second", refused, late, span=6).axis_soft_min(0).axis_soft_max(1),
+        windows,
+        lines("Released per second", out, "What the stages write.", span=6).axis_soft_min(0),
     ]
 
 
 def health() -> list[Any]:
     """The machinery."""
+    return [*stages(), *processes(), *contents()]
+
+
+def stages() -> list[Any]:
+    """Do the stages keep up, and how smoothly."""
     events = [
         (f"sum by (stage) (increase(shufflebandit_{name}_total[{RATE}]))", f"{word}, {{{{stage}}}}")
         for name, word in (
@@ -120,74 +116,48 @@ def health() -> list[Any]:
         (quantile(q, "transaction_seconds", "le, stage"), f"{{{{stage}}}}, {q:.0%}")
         for q in (0.5, 0.95)
     ]
+    lag = [("shufflebandit:consumer_lag_records:sum", "{{stage}}")]
+    partitions = [("sum by (stage) (shufflebandit_partitions_open)", "{{stage}}")]
+    checkpoints = [
+        (rate("checkpoint_bytes_sum"), "written"),
+        (quantile(0.95, "checkpoint_bytes"), "size, 95%"),
+    ]
+    return [
+        counts("Lag", lag, "Input records not yet processed."),
+        lines("Transactions", transactions, "From begin to commit.", unit="s", span=6),
+        counts("Restarts, fencings, rebalances", events, "How often."),
+        counts("Partitions", partitions, "Open ones; should be all of the topic's."),
+        lines(
+            "Checkpoints", checkpoints, "Of windows that stay open for long.", unit="bytes", span=6
+        ),
+    ]
+
+
+def processes() -> list[Any]:
+    """The workers."""
+    ready = [("shufflebandit_ready", "{{instance}}")]
+    use = [(f"rate(process_cpu_seconds_total[{RATE}])", "{{instance}}")]
+    memory = [("process_resident_memory_bytes", "{{instance}}")]
+    version = "count by (version) (shufflebandit_build_info)"
+    return [
+        counts("Ready", ready, "1: does its work; /readyz says what it waits for."),
+        lines("CPU", use, "Cores.", span=6).axis_soft_min(0),
+        lines("Memory", memory, "Resident.", unit="bytes", span=6),
+        number("Version", version, "Of the workers.", legend="{{version}}").span(6).height(8),
+    ]
+
+
+def contents() -> list[Any]:
+    """What the monitor sees, and what has no series."""
+    states = [("max by (state) (shufflebandit_experiments)", "{{state}}")]
     left_out = [
         ("max(shufflebandit_experiments_not_shown)", "experiments"),
         ("max(shufflebandit_arms_not_shown)", "arms"),
     ]
-    use = [(f"rate(process_cpu_seconds_total[{RATE}])", "{{instance}}")]
+    unusable = [("max(shufflebandit_monitor_invalid_records_total)", "seen by the monitor")]
+    about = "No series: see metrics.max_experiments, .max_arms, .experiments."
     return [
-        lines(
-            "Ready",
-            [("shufflebandit_ready", "{{instance}}")],
-            "1: does its work; /readyz says what it waits for.",
-            span=6,
-        ),
-        lines(
-            "Lag",
-            [("shufflebandit:consumer_lag_records:sum", "{{stage}}")],
-            "Input records not yet processed.",
-            span=6,
-        ),
-        lines("Transactions", transactions, "From begin to commit.", unit="s", span=6),
-        lines("Restarts, fencings, rebalances", events, "How often.", span=6),
-        lines(
-            "Partitions",
-            [("sum by (stage) (shufflebandit_partitions_open)", "{{stage}}")],
-            "Open ones; should be all of the topic's.",
-            span=6,
-        ),
-        lines(
-            "Checkpoints",
-            [
-                (rate("checkpoint_bytes_sum"), "written"),
-                (quantile(0.95, "checkpoint_bytes"), "size, 95%"),
-            ],
-            "Of windows that stay open for long.",
-            unit="bytes",
-            span=6,
-        ),
-        lines("CPU", use, "Cores.", span=6),
-        lines(
-            "Memory",
-            [("process_resident_memory_bytes", "{{instance}}")],
-            "Resident.",
-            unit="bytes",
-            span=6,
-        ),
-        lines(
-            "Experiments by state",
-            [("max by (state) (shufflebandit_experiments)", "{{state}}")],
-            "All, shown or not.",
-            span=6,
-        ),
-        lines(
-            "Left out",
-            left_out,
-            "No series: see metrics.max_experiments, .max_arms, .experiments.",
-            span=6,
-        ),
-        lines(
-            "Unusable records",
-            [("max(shufflebandit_monitor_invalid_records_total)", "seen by the monitor")],
-            "In the public topics.",
-            span=6,
-        ),
-        number(
-            "Version",
-            "count by (version) (shufflebandit_build_info)",
-            "Of the workers.",
-            legend="{{version}}",
-        )
-        .span(6)
-        .height(8),
+        counts("Experiments by state", states, "All, shown or not."),
+        counts("Left out", left_out, about),
+        counts("Unusable records", unusable, "In the public topics."),
     ]

@@ -1,0 +1,70 @@
+"""Takes the README's pictures of Grafana from a real run: python -m tests.deploy.screenshots"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image
+
+from tests.chromium_fixtures import Browser
+from tests.deploy.observing import ROOT
+
+FOLDER = ROOT / "deploy" / "screenshots"
+OBSERVE = ROOT / "deploy" / "observe.py"
+COMMAND = (sys.executable, "-u", str(OBSERVE), "--free-ports", "--rate", "45")
+WIDTH, HEIGHT = 1280, 1180
+
+
+def take(browser: Browser, name: str) -> None:
+    """The first rows, in 160 colours: small, and no worse to read."""
+    whole = Image.open(browser.screenshot(name))
+    part = whole.crop((0, 0, WIDTH, HEIGHT)).quantize(160, dither=Image.Dither.NONE)
+    part.save(FOLDER / f"{name}.png", optimize=True)
+
+
+def until(holds: Callable[[], bool], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(1)
+
+
+def look(browser: Browser, address: str) -> None:
+    """The dashboard in two states: a run in which two arms are out, and its decision."""
+    size = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.open(f"{address.partition('?')[0]}?theme=light&from=now-6m&to=now")
+    until(lambda: browser.text().split().count("out") >= 2, 600)
+    time.sleep(40)
+    take(browser, "grafana-running")
+    until(lambda: "decided" in browser.text().split(), 600)
+    time.sleep(15)
+    take(browser, "grafana-decided")
+
+
+def main() -> None:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    assert chromium, "apt-get install chromium"
+    assert driver, "apt-get install chromium-driver"
+    assert shutil.which("grafana"), "grafana: not in PATH"
+    observe = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        browser = Browser(Path(profile), chromium, driver)
+        try:
+            assert observe.stdout is not None
+            said = (line.split() for line in observe.stdout)
+            address = next(words[1] for words in said if words[0] == "grafana")
+            time.sleep(30)
+            look(browser, address)
+        finally:
+            browser.driver.quit()
+            observe.terminate()
+            observe.wait(30)
+
+
+if __name__ == "__main__":
+    main()
