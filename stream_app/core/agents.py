@@ -183,8 +183,8 @@ class Agent:
             confidence = self._for_horizon(self.horizon(states[places[0][0]]))[1]
             batches = np.array([arms[i][a].batches for i, a in places])
             sums = np.array([arms[i][a].weighted for i, a in places])
-            upper = confidence.intervals(batches, sums)[1].tolist()
-            for (i, a), index in zip(places, upper, strict=True):
+            indices = confidence.indices(batches, sums).tolist()
+            for (i, a), index in zip(places, indices, strict=True):
                 arms[i][a] = replace(arms[i][a], index=index)
         return [
             self._open_phase(replace(state, arms=tuple(row)))

@@ -20,29 +20,34 @@ from stream_app.core.schedules import Plan
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
-_GOLDEN = (math.sqrt(5) - 1) / 2
+_POINTS = 9  # of a grid, with its ends
 
 
 def minimise(
     function: Callable[[Floats], Floats], low: Floats, high: Floats
 ) -> tuple[Floats, Floats]:
-    """Golden section over log theta, element by element: the best theta and its value.
+    """The best theta and its value, element by element: finer and finer grids over log theta.
 
-    Every theta gives a valid bound, so an inexact minimum is only a little less sharp.
+    A grid is one call, with a leading axis for its points; a parabola through the last three
+    points ends the search. Every theta gives a valid bound, so an inexact minimum is only a
+    little less sharp.
     """
     a, b = np.log(low), np.log(high)
-    c, d = b - _GOLDEN * (b - a), a + _GOLDEN * (b - a)
-    fc, fd = function(np.exp(c)), function(np.exp(d))
-    for _ in range(18):
-        left = fc < fd
-        a, b = np.where(left, a, c), np.where(left, d, b)
-        kept, value = np.where(left, c, d), np.where(left, fc, fd)
-        fresh = np.where(left, b - _GOLDEN * (b - a), a + _GOLDEN * (b - a))
-        probed = function(np.exp(fresh))
-        c, d = np.where(left, fresh, kept), np.where(left, kept, fresh)
-        fc, fd = np.where(left, probed, value), np.where(left, value, probed)
-    left = fc < fd
-    return np.exp(np.where(left, c, d)), np.where(left, fc, fd)
+    for _ in range(3):
+        points = np.linspace(a, b, _POINTS)
+        values = function(np.exp(points))
+        best = np.clip(np.argmin(values, axis=0), 1, _POINTS - 2)[None]
+        a, x, b = (np.take_along_axis(points, best + i, axis=0)[0] for i in (-1, 0, 1))
+    below, here, above = (np.take_along_axis(values, best + i, axis=0)[0] for i in (-1, 0, 1))
+    bend = below - 2 * here + above
+    shift = np.where(bend > 0, (below - above) / np.where(bend > 0, 2 * bend, 1), 0)
+    points = np.stack([a, x, b, x + np.clip(shift, -1, 1) * (x - a)])
+    values = np.stack([below, here, above, function(np.exp(points[3:]))[0]])
+    first = np.argmin(values, axis=0)[None]
+    return (
+        np.exp(np.take_along_axis(points, first, axis=0)[0]),
+        np.take_along_axis(values, first, axis=0)[0],
+    )
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,10 @@ class Confidence:
             return np.clip(mean - radius, 0, 1), np.clip(mean + radius, 0, 1)
         level = self._levels(batches)
         return self.lower(batches, sums, level), self.upper(batches, sums, level)
+
+    def indices(self, batches: Ints, sums: Floats) -> Floats:
+        """Each arm's upper bound alone: what `kl-ucb` chooses by."""
+        return self.upper(batches, sums, self._levels(batches))
 
     def survivors(self, phase: int, sums: Floats, viable: Bools) -> Bools:
         """Which viable arms stay after a phase in which each had its batch; sums are (..., k)."""

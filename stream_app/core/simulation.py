@@ -22,7 +22,7 @@ from stream_app.core.noise import AnyNoise, BinomialNoise, Floats, LaplaceNoise,
 from stream_app.core.schedules import Noises, mechanism_noise
 
 # Runs that share one generator: the result does not depend on how many processes share the work.
-BLOCK = 50
+BLOCK = 200
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The core: encoding, simulation, calibration, decisions."""
 
+import math
 import secrets
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,12 +8,15 @@ from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
-from stream_app.config import load_experiment
+from stream_app.config import load_experiment, resolve
 from stream_app.core import accounting, simulation
+from stream_app.core.agents import Agent, ArmState, State, Status
+from stream_app.core.confidence import Confidence
 from stream_app.core.experiment import Experiment
-from stream_app.core.mechanisms import Promise, calibrate
+from stream_app.core.mechanisms import DiscreteLaplace, Promise, calibrate, laplace_table
+from stream_app.core.schedules import Plan
 from tests.benchmarks.harness import Outcome, compare, seconds
 
 FILE = Path(__file__).parents[2] / "deploy" / "experiments" / "five-arms.toml"
@@ -43,11 +47,91 @@ def outcomes() -> Iterator[Outcome]:
         seconds(_our_delta),
         target=0.1,
     )
+    for preset in ("optimal", "kl-ucb"):
+        yield _decision(preset)
+    yield compare(
+        "simulation: 1 000 runs of optimal, T = 1e6: seconds a run",
+        "one run with numpy that draws each user's reward and noise",
+        seconds(lambda: _one_run(experiment)),
+        lambda: seconds(lambda: _runs(experiment, 1_000))() / 1_000,
+        target=0.01,
+        rounds=3,
+    )
 
 
-def _runs(experiment: Experiment) -> None:
+def _decision(preset: str) -> Outcome:
+    """The decision after phase 40 among 100 arms that are all still viable."""
+    definition = resolve(
+        {
+            "name": "many",
+            "arms": [f"arm {number}" for number in range(100)],
+            "horizon": 10**9,
+            "privacy": {"epsilon": 0.5, "delta": 1e-6},
+            "agent": {"preset": preset, "growth": 1.1},
+        },
+        "many",
+    )
+    agent = Agent(definition)
+    horizon_plan, confidence = agent._for_horizon(definition.horizon)
+    users = horizon_plan.sizes[:40]
+    weighted = sum(0.5 * size * horizon_plan.weight(i) for i, size in enumerate(users))
+    fresh = ArmState(True, 40, sum(users), weighted, 0.5 * sum(users))
+    # kl-ucb collects from one arm at a time: the others' indices are known.
+    rest = fresh if preset == "optimal" else replace(fresh, index=0.6)
+    states = [State(Status.RUNNING, 40, (fresh,) + 99 * (rest,), (), 4_000)]
+    assert agent.decide(states)[0].status is Status.RUNNING
+    return compare(
+        f"decision of {preset} after phase 40, 100 arms",
+        "scipy.optimize.minimize_scalar on one arm's radius",
+        seconds(lambda: _scipy_radius(horizon_plan, confidence)),
+        seconds(lambda: agent.decide(states)),
+        target=20,
+        rounds=15,
+    )
+
+
+def _scipy_radius(batches: Plan, confidence: Confidence) -> float:
+    """inf over theta of the `chernoff` radius (MATH 4) after 40 batches, as a textbook has it."""
+    counts, weights = batches.counts[40], batches.weights
+    level = math.log(2 * confidence.arms * confidence.horizon)
+    reward = float(counts @ (batches.users * weights**2 / 8))
+    reach = float(counts @ (weights * batches.users))
+    inside = np.where(counts > 0, weights, 0.0)
+
+    def radius(theta: float) -> float:
+        noise = float(counts @ batches.noise.log_mgf(theta * inside))
+        return (level + reward * theta**2 + noise) / (theta * reach)
+
+    limit = 0.999 * batches.noise.limit / float(inside.max())
+    return float(optimize.minimize_scalar(radius, bounds=(1e-9, limit), method="bounded").fun)
+
+
+def _one_run(experiment: Experiment) -> None:
+    """Every user of one run, to the horizon: a reward each, and a share of the noise."""
+    assert experiment.simulation is not None
+    means, rng = experiment.simulation.means, np.random.default_rng(1)
+    agent, tables = Agent(experiment), {}
+    state, left = agent.begin(), experiment.horizon
+    while state.status is Status.RUNNING:
+        batch = state.open[0]
+        mechanism = experiment.privacy.for_batch(batch.size)
+        assert isinstance(mechanism, DiscreteLaplace)
+        if batch.size not in tables:
+            table = laplace_table(mechanism.promise.honest, mechanism.promise.epsilon,
+                                  mechanism.clip, 64)  # fmt: skip
+            tables[batch.size] = np.array(table, np.uint64)
+        draws = rng.integers(0, 2**64, batch.size, np.uint64)
+        ones = np.searchsorted(tables[batch.size], draws, "right")
+        ones += rng.random(batch.size) < means[batch.arm]
+        state = agent.fold(state, batch.sequence, mechanism.debias(int(ones.sum())))
+        left -= batch.size
+    assert state.serve is not None
+    (rng.random(left) < means[state.serve]).sum()
+
+
+def _runs(experiment: Experiment, runs: int = 100) -> None:
     job = simulation.Job("optimal", experiment, simulation.private_runs)
-    for index, size in enumerate(simulation.blocks(100)):
+    for index, size in enumerate(simulation.blocks(runs)):
         job.block(1, index, size)
 
 

@@ -51,9 +51,9 @@ def test_same_seed_same_result(preset: str) -> None:
 
 
 def test_blocks() -> None:
-    """Runs are split in blocks of fifty, the last one smaller."""
-    assert blocks(120) == [BLOCK, BLOCK, 20]
-    assert blocks(50) == [BLOCK]
+    """Runs are split in blocks, the last one smaller."""
+    assert blocks(2 * BLOCK + 20) == [BLOCK, BLOCK, 20]
+    assert blocks(BLOCK) == [BLOCK]
 
 
 def test_grid() -> None:

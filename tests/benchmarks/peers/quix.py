@@ -1,4 +1,4 @@
-"""Quix Streams' count window, exactly once: the ones of each batch are summed, ids not looked at."""
+"""Quix Streams' count window, exactly once: each batch's ones are summed, ids not looked at."""
 
 import tempfile
 

@@ -1,0 +1,60 @@
+"""The client: `report()` calls until Kafka has acknowledged them all, against bare sending."""
+
+import asyncio
+from collections.abc import Iterator
+from time import perf_counter
+
+import uvloop
+
+from producers.client import Client
+from producers.store import MemoryStore
+from stream_app.broker import LocalBroker
+from stream_app.config import Settings
+from tests.benchmarks.harness import Outcome, compare
+from tests.benchmarks.traffic import opening, reports, send
+from tests.integration.service import settings_for, topics
+from tests.stages.fakes import terms
+
+_REPORTS = 200_000
+_AT_ONCE = 5_000  # calls between two turns of the event loop
+
+
+def outcomes() -> Iterator[Outcome]:
+    """All comparisons of this module."""
+    with LocalBroker() as broker:
+        yield compare(
+            f"client: {_REPORTS} calls of report(), noise drawn, all acknowledged: seconds",
+            "aiokafka create_batch and send_batch of the same number of ready reports",
+            lambda: uvloop.run(_bare(broker.bootstrap)),
+            lambda: uvloop.run(_ours(broker.bootstrap)),
+            target=1 / 0.5,
+        )
+
+
+async def _opened(bootstrap: str) -> Settings:
+    settings = settings_for(bootstrap)
+    await topics(settings, 1)
+    await send(settings, "assignments", 0, [opening([terms(1, 10 * _REPORTS)])])
+    return settings
+
+
+async def _bare(bootstrap: str) -> float:
+    settings = await _opened(bootstrap)
+    ready = reports(terms(1, 10 * _REPORTS), _REPORTS)
+    start = perf_counter()
+    await send(settings, "reports", 0, ready)
+    return perf_counter() - start
+
+
+async def _ours(bootstrap: str) -> float:
+    settings = await _opened(bootstrap)
+    async with Client(settings, "demo", store=MemoryStore()) as client:
+        shown = [client.choose(f"user {number}") for number in range(_REPORTS)]
+        start = perf_counter()
+        for first in range(0, _REPORTS, _AT_ONCE):
+            for each in shown[first : first + _AT_ONCE]:
+                client.report(each, 1)
+            await asyncio.sleep(0)
+        await client.flush()
+        assert client.counts.sent == _REPORTS
+        return perf_counter() - start
