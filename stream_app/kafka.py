@@ -151,7 +151,11 @@ async def admin(settings: KafkaSettings) -> AsyncIterator[AIOKafkaAdminClient]:
     client = AIOKafkaAdminClient(**client_options(settings), request_timeout_ms=10_000)
     await _start(client, settings)
     try:
-        yield client
+        # Quiet here too: only now are brokers called by the names that they advertise.
+        with _QUIET:
+            yield client
+    except (KafkaError, TimeoutError) as error:
+        raise unreachable(settings, error) from None
     finally:
         await stop(client)
 
@@ -243,19 +247,13 @@ class _Quiet(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._logger, self._starts = logging.getLogger("aiokafka"), 0
-        # Also after a start: a broker's advertised name may not be its certificate's.
-        logging.getLogger("aiokafka.client").addFilter(self._note)
         self.refused, self.certificate = False, ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._note(record)
-
-    def _note(self, record: logging.LogRecord) -> bool:
         self.refused = self.refused or "uthentication" in record.getMessage()
         for argument in record.args or ():
             if isinstance(argument, ssl.SSLCertVerificationError):
                 self.certificate = argument.verify_message
-        return True
 
     def __enter__(self) -> None:
         if self._starts == 0:

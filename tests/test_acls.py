@@ -206,21 +206,6 @@ def test_requests_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert ["said", "said"] == caplog.messages
 
 
-def test_a_refused_certificate_is_named_after_the_start_too() -> None:
-    """aiokafka tells of it in its log only, in the words of whoever refused it."""
-    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
-    error.verify_message = "Hostname mismatch"
-    try:
-        logging.getLogger("aiokafka.client").error("Unable connect to node %s: %s", 1, error)
-        told = kafka.unreachable(secured(), Unavailable("node is not ready"))
-    finally:
-        with kafka._QUIET:  # a new start forgets it
-            pass
-
-    assert "its certificate is refused (Hostname mismatch)" in str(told)
-    assert "certificate" not in str(kafka.unreachable(secured(), OSError()))
-
-
 @pytest.mark.kafka
 async def test_a_broker_without_rules_is_named(broker: LocalBroker) -> None:
     """Rights that nobody checks are not granted."""
