@@ -4,7 +4,6 @@ All of aiokafka's errors at start-up become one line with a remedy here.
 """
 
 import asyncio
-import logging
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -29,6 +28,7 @@ from aiokafka.partitioner import murmur2
 from stream_app import unreadable
 from stream_app.config import KafkaSettings, SecurityProtocol
 from stream_app.errors import ConfigurationError, Unavailable
+from stream_app.quiet import QUIET
 
 DEFAULT_PARTITIONS = 8
 _TLS = (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL)
@@ -152,7 +152,7 @@ async def admin(settings: KafkaSettings) -> AsyncIterator[AIOKafkaAdminClient]:
     await _start(client, settings)
     try:
         # Quiet here too: only now are brokers called by the names that they advertise.
-        with _QUIET:
+        with QUIET:
             yield client
     except (KafkaError, TimeoutError) as error:
         raise unreachable(settings, error) from None
@@ -203,7 +203,7 @@ def make_consumer(settings: KafkaSettings, *, committed: bool, **options: Any) -
 async def _start(client: Any, settings: KafkaSettings) -> None:
     """Start a client within the deadline, or say in one line what is wrong."""
     try:
-        with _QUIET:
+        with QUIET:
             async with asyncio.timeout(settings.connect_timeout_s):
                 await client.start()
     except (TimeoutError, KafkaError, OSError, IncompatibleBrokerVersion) as error:
@@ -213,15 +213,15 @@ async def _start(client: Any, settings: KafkaSettings) -> None:
 
 def unreachable(settings: KafkaSettings, error: BaseException) -> Unavailable:
     """One line for a cluster that cannot be used."""
-    if _QUIET.refused or "uthentication" in f"{type(error).__name__} {error}":
+    if QUIET.refused or "uthentication" in f"{type(error).__name__} {error}":
         return Unavailable(
             f"kafka.sasl_username = {settings.sasl_username!r}: Kafka at {settings.bootstrap} "
             "refuses these credentials; check sasl_username, sasl_password and sasl_mechanism"
         )
-    if _QUIET.certificate:
+    if QUIET.certificate:
         return Unavailable(
             f"kafka.bootstrap = {settings.bootstrap!r}: its certificate is refused "
-            f"({_QUIET.certificate}); check the address and kafka.tls_ca_file = "
+            f"({QUIET.certificate}); check the address and kafka.tls_ca_file = "
             f"{settings.tls_ca_file!r}"
         )
     if isinstance(error, _NOT_ALLOWED):
@@ -235,50 +235,6 @@ def unreachable(settings: KafkaSettings, error: BaseException) -> Unavailable:
             "and security_protocol, or start a local one with: shufflebandit broker"
         )
     return Unavailable(f"kafka.bootstrap = {settings.bootstrap!r}: {type(error).__name__}: {error}")
-
-
-class _Quiet(logging.Handler):
-    """Keeps aiokafka's own lines back while a start may fail: the error says it in one line.
-
-    aiokafka tells refused credentials and certificates only in its log, so the lines are looked
-    through for that. Starts overlap: the first one mutes, the last one unmutes.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._logger, self._starts = logging.getLogger("aiokafka"), 0
-        self.refused, self.certificate = False, ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.refused = self.refused or "uthentication" in record.getMessage()
-        for argument in record.args or ():
-            if isinstance(argument, ssl.SSLCertVerificationError):
-                self.certificate = argument.verify_message
-
-    def __enter__(self) -> None:
-        if self._starts == 0:
-            self.refused, self.certificate = False, ""
-            self._logger.addHandler(self)
-            self._logger.propagate = False
-        self._starts += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._starts -= 1
-        if self._starts == 0:
-            self._logger.removeHandler(self)
-            self._logger.propagate = True
-
-
-_QUIET = _Quiet()
-
-
-def _above_debug(record: logging.LogRecord) -> bool:
-    return record.levelno > logging.DEBUG
-
-
-# At level debug these show whole requests and values: reports, and under SASL PLAIN the password.
-for _talkative in ("aiokafka.conn", "aiokafka.producer.producer"):
-    logging.getLogger(_talkative).addFilter(_above_debug)
 
 
 async def stop(client: Any) -> None:
