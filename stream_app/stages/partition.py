@@ -1,6 +1,6 @@
 """What a stage is made of: its topics, the state of a partition, the log it recovers from."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -42,7 +42,7 @@ class Log:
 
     async def read(
         self, name: str, *, committed: bool = True, start: int = 0
-    ) -> AsyncIterator[Sequence[Record]]:
+    ) -> AsyncGenerator[Sequence[Record], None]:
         """All records of a topic's partition up to its end as of now; `ends` remembers the end."""
         reader = self._readers.committed if committed else self._readers.uncommitted
         place = TopicPartition(topic(self._settings, name), self.partition)

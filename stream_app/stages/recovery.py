@@ -1,8 +1,14 @@
 """What a partition's state is rebuilt from: readings of its log that both stages share."""
 
+import sys
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
 from stream_app.errors import InvalidInput
-from stream_app.messages import peek_batch
+from stream_app.messages import peek_sequence
 from stream_app.stages.partition import Log, Record
+
+_NEAR = 5_000  # offsets
 
 
 async def newest(log: Log, topic: str) -> dict[bytes, bytes | None]:
@@ -13,27 +19,62 @@ async def newest(log: Log, topic: str) -> dict[bytes, bytes | None]:
     return found
 
 
-async def released(log: Log) -> tuple[set[int], dict[bytes, int]]:
-    """Hashes of (key, sequence) of all committed sums, and each key's highest sequence number."""
-    found: set[int] = set()
-    highest: dict[bytes, int] = {}
+@dataclass(slots=True)
+class Released:
+    """The committed sums of a partition."""
+
+    numbers: set[int] = field(default_factory=set)  # hashes of (key, sequence)
+    highest: dict[bytes, int] = field(default_factory=dict)  # sequence number of each key
+    # Where aborted records may be: from an offset to the next committed record, or to the end.
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    def __contains__(self, number: tuple[bytes, int]) -> bool:
+        return hash(number) in self.numbers
+
+
+async def released(log: Log) -> Released:
+    """All committed sums.
+
+    Between two of them one offset may be missing, the marker that ends a transaction; where more
+    is missing, records were aborted (`sums` is neither compacted nor deleted from).
+    """
+    found, last = Released(), -2
     async for records in log.read("sums"):
         for record in records:
             sequence = _sequence(record)
-            found.add(hash((record.key, sequence)))
-            highest[record.key] = max(sequence, highest.get(record.key, 0))
-    return found, highest
+            found.numbers.add(hash((record.key, sequence)))
+            found.highest[record.key] = max(sequence, found.highest.get(record.key, 0))
+            if record.offset > last + 2:
+                found.gaps.append((last + 1, record.offset))
+            last = record.offset
+    found.gaps.append((last + 1, sys.maxsize))
+    return found
 
 
-async def aborted(log: Log, committed: set[int]) -> dict[tuple[bytes, int], bytes]:
+async def aborted(log: Log, committed: Released) -> dict[tuple[bytes, int], bytes]:
     """The sums that only readers of uncommitted records have seen, by key and sequence: few."""
     found: dict[tuple[bytes, int], bytes] = {}
-    async for records in log.read("sums", committed=False):
-        for record in records:
-            sequence = _sequence(record)
-            if hash((record.key, sequence)) not in committed:
-                found.setdefault((record.key, sequence), record.value)
+    for start, stop in _joined(committed.gaps):
+        async with aclosing(log.read("sums", committed=False, start=max(0, start))) as chunks:
+            async for records in chunks:
+                for record in records:
+                    number = (record.key, _sequence(record))
+                    if number not in committed:
+                        found.setdefault(number, record.value)
+                if records[-1].offset >= stop:
+                    break
     return found
+
+
+def _joined(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Gaps that are near each other as one: a reading costs more than a few thousand records."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in gaps:
+        if joined and start - joined[-1][1] < _NEAR:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return joined
 
 
 def _sequence(record: Record) -> int:
@@ -41,6 +82,6 @@ def _sequence(record: Record) -> int:
     try:
         if record.key is None:
             raise InvalidInput("no key")
-        return peek_batch(record.value)[0]
+        return peek_sequence(record.value)
     except InvalidInput as error:
         raise InvalidInput(f"sums, offset {record.offset}: {error}; partition not opened") from None

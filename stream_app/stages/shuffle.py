@@ -290,15 +290,15 @@ class ShufflePartition:
         Sums first: whatever the assignments say, a sequence number that has a sum, committed or
         aborted, is never opened again, and an aborted sum is released again as it is.
         """
-        committed, highest = await recovery.released(log)
+        committed = await recovery.released(log)
         aborted = await recovery.aborted(log, committed)
-        for key, sequence in (*highest.items(), *aborted):
+        for key, sequence in (*committed.highest.items(), *aborted):
             known = self._known.setdefault(key, _Known())
             known.highest = max(known.highest, sequence)
         self._outputs += [Output("sums", key, value) for (key, _), value in aborted.items()]
 
         def released(key: bytes, sequence: int) -> bool:
-            return hash((key, sequence)) in committed or (key, sequence) in aborted
+            return (key, sequence) in committed or (key, sequence) in aborted
 
         for key, value in (await recovery.newest(log, "assignments")).items():
             self._assign(key, value, released=released)

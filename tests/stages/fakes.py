@@ -6,7 +6,7 @@ written, and committed only if it was committed: as in Kafka.
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -36,6 +36,7 @@ class Kafka:
 
     topics: dict[str, list[tuple[Record, bool]]] = field(default_factory=dict)
     start: dict[str, int] = field(default_factory=dict)  # deleted below
+    marked: dict[str, int] = field(default_factory=dict)  # the end, where a marker is the last
     mark: int | None = None
 
     def append(
@@ -48,14 +49,17 @@ class Kafka:
         timestamp: int | None = None,
     ) -> int:
         records = self.topics.setdefault(topic, [])
-        offset = records[-1][0].offset + 1 if records else 0
+        offset = self.end(topic)
         time_ms = 1_000 + offset if timestamp is None else timestamp
         records.append((Record(offset, key, value, time_ms), committed))
         return offset
 
     def write(self, outputs: Iterable[Output], *, committed: bool = True) -> None:
-        for output in outputs:
-            self.append(output.topic, output.key, output.value, committed=committed)
+        written = {
+            output.topic: self.append(output.topic, output.key, output.value, committed=committed)
+            for output in outputs
+        }
+        self.marked.update((topic, last + 2) for topic, last in written.items())
 
     def records(self, topic: str, *, committed: bool = True, start: int = 0) -> list[Record]:
         start = max(start, self.start.get(topic, 0))
@@ -67,7 +71,7 @@ class Kafka:
 
     def end(self, topic: str) -> int:
         records = self.topics.get(topic)
-        return records[-1][0].offset + 1 if records else 0
+        return max(self.marked.get(topic, 0), records[-1][0].offset + 1 if records else 0)
 
     def compact(self, topic: str) -> None:
         """Keep the newest committed record of each key, and all that is aborted or the last."""
@@ -90,7 +94,7 @@ class MemoryLog:
 
     async def read(
         self, name: str, *, committed: bool = True, start: int = 0
-    ) -> AsyncIterator[Sequence[Record]]:
+    ) -> AsyncGenerator[Sequence[Record], None]:
         records = self._kafka.records(name, committed=committed, start=start)
         self.ends[name] = start
         for i in range(0, len(records), self._chunk):
