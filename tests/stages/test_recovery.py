@@ -1,0 +1,82 @@
+"""Aborted sums are found wherever they stand, on a real broker, and nothing else is."""
+
+import random
+import secrets
+
+import pytest
+
+from stream_app import kafka
+from stream_app.broker import LocalBroker
+from stream_app.errors import InvalidInput
+from stream_app.messages import peek_sequence
+from stream_app.stages import recovery
+from stream_app.stages.partition import Log, Readers
+from tests.integration.service import settings_for, topics
+
+
+def a_sum(sequence: int) -> bytes:
+    return b'{"version":1,"batch":"%d.x","terms":{}}' % sequence
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+async def test_every_aborted_sum_is_found(broker: LocalBroker, seed: int) -> None:
+    """Random transactions, some aborted, some empty there, some of several records, some twice."""
+    chance = random.Random(seed)
+    settings = settings_for(broker.bootstrap)
+    await topics(settings, 1)
+    sums, other = (kafka.topic(settings.kafka, name) for name in ("sums", "windows"))
+    committed: set[int] = set()
+    aborted: dict[int, bytes] = {}
+    transactional_id = f"test-{secrets.token_hex(4)}"
+    async with kafka.producer(
+        settings.kafka, transactional_id=transactional_id, retry_backoff_ms=10
+    ) as producer:
+        for number in range(1, 30):
+            await producer.begin_transaction()
+            await producer.send_and_wait(other, b"{}", key=b"k", partition=0)
+            again = [n for n in aborted if n not in committed and chance.random() < 0.3]
+            fresh = [10 * number + i for i in range(chance.choice([0, 1, 1, 2, 5]))]
+            for sequence in (*again, *fresh):
+                await producer.send_and_wait(sums, a_sum(sequence), key=b"k", partition=0)
+            if chance.random() < 0.6:
+                await producer.commit_transaction()
+                committed.update(again, fresh)
+            else:
+                await producer.abort_transaction()
+                aborted.update((n, a_sum(n)) for n in fresh)
+    async with (
+        kafka.consumer(settings.kafka) as reader,
+        kafka.consumer(settings.kafka, committed=False) as all_reader,
+    ):
+        log = Log(settings.kafka, 0, Readers(reader, all_reader))
+        found = await recovery.released(log)
+        lost = await recovery.aborted(log, found)
+
+    assert {hash((b"k", n)) for n in committed} == found.numbers
+    assert {(b"k", n): v for n, v in aborted.items() if n not in committed} == lost
+    assert max(committed) == found.highest[b"k"]
+
+
+@pytest.mark.parametrize(
+    ("value", "sequence"),
+    [
+        (b'{"version":1,"batch":"12.abc","terms":{}}', 12),
+        (b'{"batch":"12.abc","version":2}', 12),
+        (b'{"version": 1, "batch": "7.abc"}', 7),
+    ],
+)
+def test_sequence_of_a_sum(value: bytes, sequence: int) -> None:
+    assert peek_sequence(value) == sequence
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, b"", b"{}", b'{"version":1,"batch":"', b'{"version":1,"batch":"x.y"}', b'{"batch":7}',
+     b'{"version":1,"batch":"1x.y"}', b'{"version":1,"batch":""}'],
+)  # fmt: skip
+def test_what_is_no_sum_is_refused(value: bytes | None) -> None:
+    """What cannot be read could hide a release."""
+    with pytest.raises(InvalidInput):
+        peek_sequence(value)
