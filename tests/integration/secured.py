@@ -18,12 +18,15 @@ from aiokafka.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
     GroupAuthorizationFailedError,
+    LeaderNotAvailableError,
     NoError,
     NotCoordinatorError,
+    NotLeaderForPartitionError,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
     TransactionalIdAuthorizationFailed,
     UnknownMemberIdError,
+    UnknownTopicOrPartitionError,
     for_code,
 )
 from aiokafka.protocol.admin import (
@@ -59,7 +62,14 @@ DENIED = (
 )
 # The broker looks at the rights first: whoever gets these answers has them.
 ALLOWED = (NoError, TopicAlreadyExistsError, UnknownMemberIdError)
-NOT_YET = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
+NOT_YET = (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    LeaderNotAvailableError,
+    NotCoordinatorError,
+    NotLeaderForPartitionError,
+    UnknownTopicOrPartitionError,
+)
 
 
 def make_certificates(folder: Path) -> None:
@@ -97,6 +107,7 @@ class Secured:
             sasl_username=user,
             sasl_password_file=str(self.folder / f"{user}.password"),
             tls_ca_file=str(self.folder / "ca.pem"),
+            connect_timeout_s=60,  # of a crowded machine
         )
         return dataclasses.replace(base, kafka=connection)
 
@@ -186,9 +197,9 @@ class Visitor:
         self._client = client
 
     async def answer(self, kind: Kind, name: str = "") -> int:
-        """The broker's error code; while a coordinator is not ready, ask again."""
+        """The broker's error code; while a topic or coordinator is not ready, ask again."""
         make, path = kind
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while True:
                 found: Any = await self._client._send_request(make(name))
                 for step in path:

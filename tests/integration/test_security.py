@@ -175,7 +175,7 @@ class Started:
             return cls(
                 subprocess.Popen(
                     [sys.executable, "-c", TALKATIVE, "run", "--roles", role],
-                    env={**environment(settings), "PYTHONASYNCIODEBUG": "1", **variables},
+                    env={**environment(settings), **variables},
                     stdout=out,
                     stderr=out,
                 ),
@@ -194,10 +194,10 @@ class Started:
         self.process.wait()
 
 
-async def until(holds: Callable[[], Awaitable[bool]], limit_s: float = 60) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], limit_s: float = 180) -> None:
     async with asyncio.timeout(limit_s):
         while not await holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.5)
 
 
 async def says(port: int, path: str, word: str) -> bool:
@@ -236,7 +236,7 @@ async def test_the_service_with_a_user_for_each_role(secured: Secured, tmp_path:
         workers = {r: start(r, r, **(plain if r == "monitor" else {})) for r in users}
         await registry.create(operator.kafka, definition)
         await until(lambda: _assigned(operator, "guarded"))
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             outcome = await run_users(client, "guarded", seed=1, experiment=definition)
         verified = await audit.verify(monitor.kafka, "guarded")
         audited = await audit.audit(auditor.kafka, "guarded")
