@@ -113,7 +113,8 @@ def observe(rate: float, ports: dict[str, int], interval: str) -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         broker = stack.enter_context(LocalBroker())
-        settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
+        # All start at the same time: Kafka may be slow to answer.
+        settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap, connect_timeout_s=60))
         asyncio.run(kafka.create_topics(settings.kafka, 4, 1))
         worker = [
             sys.executable, "-m", "stream_app", "run", "--bootstrap", broker.bootstrap,

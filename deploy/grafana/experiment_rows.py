@@ -59,7 +59,7 @@ def standing() -> list[Any]:
         number("Users", users, "Users in released batches.", unit="locale").span(3),
         number("Users to go", left, "Until the horizon.", unit="locale"),
         number("Batches", of("experiment_batches"), "Released batches.", unit="locale").span(3),
-        number("Last release", since, "Time since the newest sum.", unit="s").span(3),
+        number("Last sum", since, "Time since the newest one.", unit="s").span(3),
     ]
 
 
@@ -116,6 +116,7 @@ def arms_table() -> Any:
     hidden = {f"Time {at}": True for at in range(1, len(columns) + 1)}
     organize = {"excludeByName": {"Time": True, **hidden}, "renameByName": renamed}
     panel.with_transformation(DataTransformerConfig(id_val="organize", options=organize))
+    panel.override_by_name("arm", [DynamicConfigValue("custom.minWidth", 100)])
     panel.override_by_name("state", [DynamicConfigValue("mappings", [IN_OR_OUT])])
     panel.override_by_name("users", [DynamicConfigValue("unit", "locale")])
     share = [DynamicConfigValue("unit", "percentunit"), DynamicConfigValue("decimals", 1)]

@@ -13,12 +13,14 @@ def glance() -> list[Any]:
         number("Workers ready", "sum(shufflebandit_ready)", "Workers that do their work."),
         number("Alerts", alerts, "Firing now; Prometheus has their runbooks.", limit=1),
         number(
-            "Experiments running", 'max(shufflebandit_experiments{state="running"})', "All of them."
+            "Running",
+            'max(shufflebandit_experiments{state="running"})',
+            "Experiments, all of them.",
         ),
         number(
-            "Reports per second",
+            "Reports/s",
             'sum(rate(shufflebandit_reports_total{outcome="accepted"}[1m]))',
-            "Accepted ones, last minute.",
+            "Accepted reports per second, last minute.",
         ),
         number(
             "Refused",

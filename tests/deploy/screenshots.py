@@ -1,10 +1,12 @@
 """Takes the README's pictures of Grafana from a real run: python -m tests.deploy.screenshots"""
 
+import contextlib
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,11 +18,13 @@ from tests.deploy.observing import ROOT
 FOLDER = ROOT / "deploy" / "screenshots"
 OBSERVE = ROOT / "deploy" / "observe.py"
 COMMAND = (sys.executable, "-u", str(OBSERVE), "--free-ports", "--rate", "45")
-WIDTH, HEIGHT = 1280, 1180
+LOADING = '[aria-label="Panel loading bar"]'
+WIDTH, HEIGHT = 1280, 1400
 
 
 def take(browser: Browser, name: str) -> None:
     """The first rows, in 160 colours: small, and no worse to read."""
+    until(lambda: browser.run(f"return document.querySelector({LOADING!r}) === null"), 60)
     whole = Image.open(browser.screenshot(name))
     part = whole.crop((0, 0, WIDTH, HEIGHT)).quantize(160, dither=Image.Dither.NONE)
     part.save(FOLDER / f"{name}.png", optimize=True)
@@ -33,13 +37,19 @@ def until(holds: Callable[[], bool], within_s: float) -> None:
         time.sleep(1)
 
 
+def answers(address: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(address):  # noqa: S310
+        return True
+    return False
+
+
 def look(browser: Browser, address: str) -> None:
     """The dashboard in two states: a run in which two arms are out, and its decision."""
     size = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
     browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.open(f"{address.partition('?')[0]}?theme=light&from=now-6m&to=now")
+    browser.open(f"{address.partition('?')[0]}?theme=light&from=now-8m&to=now")
     until(lambda: browser.text().split().count("out") >= 2, 600)
-    time.sleep(40)
+    time.sleep(80)
     take(browser, "grafana-running")
     until(lambda: "decided" in browser.text().split(), 600)
     time.sleep(15)
@@ -58,7 +68,7 @@ def main() -> None:
             assert observe.stdout is not None
             said = (line.split() for line in observe.stdout)
             address = next(words[1] for words in said if words[0] == "grafana")
-            time.sleep(30)
+            until(lambda: answers(address), 120)
             look(browser, address)
         finally:
             browser.driver.quit()
