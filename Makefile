@@ -8,10 +8,10 @@ INPUTS ?= 1000000
 SEED ?=
 .DEFAULT_GOAL := help
 
-.PHONY: help install kafka prometheus browser demo demo-web observe dashboard test chaos fuzz lint bench clean
+.PHONY: help install kafka prometheus browser demo demo-web observe dashboard test chaos fuzz test-minimum audit-dependencies lint soak overload bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -53,13 +53,35 @@ chaos: kafka ## kill, freeze and restart everything for MINUTES minutes, then au
 fuzz: kafka ## write INPUTS bad records to every topic beside real experiments, then audit; SEED=n draws the same ones
 	$(BIN)/python -m tests.integration.fuzz.fuzz --inputs $(INPUTS) $(if $(SEED),--seed $(SEED))
 
+test-minimum: ## run the fast tests with the lowest versions of all dependencies, in an environment of its own
+	$(PYTHON) -m venv .cache/minimum
+	$(PYTHON) tests/minimum.py > .cache/minimum/constraints.txt
+	.cache/minimum/bin/pip install --quiet --disable-pip-version-check -c .cache/minimum/constraints.txt --editable '.[plot,replay]' hypothesis mpmath pytest pytest-asyncio pytest-cov pytest-timeout pyyaml selenium
+	.cache/minimum/bin/pytest -q -m "not slow and not kafka" tests/core tests/stages tests/producers tests/metrics tests/test_messages.py tests/test_reports.py tests/test_unreadable.py $(ARGS)
+
+audit-dependencies: install ## look up known vulnerabilities of what is installed; says so where it cannot
+	@test -x .cache/audit/bin/pip-audit || { $(PYTHON) -m venv .cache/audit && .cache/audit/bin/pip install --quiet --disable-pip-version-check pip-audit; }
+	@$(BIN)/pip freeze --exclude-editable > .cache/audit/installed.txt
+	@found=$$(.cache/audit/bin/pip-audit --strict --disable-pip --no-deps -r .cache/audit/installed.txt 2>&1); code=$$?; \
+	case "$$found" in \
+		*"could not be audited"*|*"onnection"*|*"imeout"*) echo "audit-dependencies: nothing checked, the vulnerability service cannot be reached from here" >&2; exit 3;; \
+		*) echo "$$found" | grep -v WARNING; exit $$code;; \
+	esac
+
 lint: install ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: install ## run the benchmarks and print their ratios
+soak: kafka ## half an hour at a steady rate (MINUTES=n): memory must stay flat, every report be counted
+	$(BIN)/python -m tests.integration.load soak $(if $(filter command line,$(origin MINUTES)),--minutes $(MINUTES)) $(ARGS)
+
+overload: kafka ## MINUTES minutes of more reports than the service can take: it must catch up and lose none
+	$(BIN)/python -m tests.integration.load overload --minutes $(MINUTES) $(ARGS)
+
+bench: kafka ## run the benchmarks (half an hour): ratios against peers, JSON and pictures; ARGS="stage core" for some
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 clean: ## remove the virtual environment and caches

@@ -1,36 +1,56 @@
-"""`python -m tests.benchmarks [FILTER]`: run them, print ratios, write JSON."""
+"""`python -m tests.benchmarks [NAME ...]`: run the benchmarks, print their ratios.
+
+Without names, all of them; then also the results as JSON and their pictures, in deploy/figures.
+Broker, clients and workers share this machine's cores.
+"""
 
 import dataclasses
 import json
+import logging
 import os
+import platform
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import core, gateway, metrics, replay
+from tests.benchmarks import pictures, scaling
+from tests.benchmarks.harness import Outcome
 
-MODULES = (core, metrics, replay, gateway)
+MODULES = ("core", "stage", "client", "latency", "scale", "metrics", "replay", "gateway")
+FIGURES = Path(__file__).parents[2] / "deploy" / "figures"
 
 
 def main() -> None:
-    table = Table(
-        title=f"ratios ours / peer, medians, {os.cpu_count()} cores", title_justify="left"
-    )
+    """Each line as soon as it is known, then the table."""
+    logging.disable(logging.WARNING)  # aiokafka's, of topics that were made a moment ago
+    names = sys.argv[1:] or [*MODULES, "scaling"]
+    outcomes: list[Outcome] = []
+    for name in [name for name in names if name in MODULES]:
+        for outcome in import_module(f"tests.benchmarks.{name}").outcomes():
+            outcomes.append(outcome)
+            print(f"{outcome.ratio:8.3g} {outcome.verdict:7} {outcome.name}", flush=True)
+    _show(outcomes)
+    curves = scaling.curves() if "scaling" in names else []
+    if len(sys.argv) == 1:
+        results = [{**dataclasses.asdict(o), "ratio": o.ratio} for o in outcomes]
+        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+        text = json.dumps({"machine": machine, "outcomes": results, "curves": curves}, indent=1)
+        (FIGURES / "benchmarks.json").write_text(text + "\n")
+        pictures.draw(json.loads(text), FIGURES)
+
+
+def _show(outcomes: list[Outcome]) -> None:
+    title = f"ratios ours / peer, medians; broker and programs share {os.cpu_count()} cores"
+    table = Table(title=title, title_justify="left")
     for heading in ("what", "against", "peer", "ours", "ratio", "at most", ""):
         table.add_column(heading)
-    results = []
-    for module in MODULES:
-        for outcome in module.outcomes():
-            results.append({**dataclasses.asdict(outcome), "ratio": outcome.ratio})
-            table.add_row(
-                outcome.name, outcome.peer, f"{outcome.peer_cost:.4g}", f"{outcome.our_cost:.4g}",
-                f"{outcome.ratio:.3g}", f"{outcome.target:g}", "" if outcome.reached else "missed",
-            )  # fmt: skip
+    for o in outcomes:
+        costs = (f"{o.peer_cost:.4g}", f"{o.our_cost:.4g}", f"{o.ratio:.3g}", f"{o.target:.3g}")
+        table.add_row(o.name, o.peer, *costs, o.verdict)
     Console(width=160).print(table)
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps(results, indent=2))
 
 
 main()

@@ -26,6 +26,10 @@ class Outcome:
     def reached(self) -> bool:
         return self.ratio <= self.target
 
+    @property
+    def verdict(self) -> str:
+        return "" if self.reached else "missed"
+
 
 def seconds(work: Callable[[], object]) -> Measure:
     """A round that takes the time of some work."""

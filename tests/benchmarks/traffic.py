@@ -48,9 +48,9 @@ def opening(batches: Sequence[Terms]) -> Record:
     return name.encode(), assignment(*batches, experiment=name)
 
 
-async def waiting(bootstrap: str, count: int, size: int) -> Settings:
+async def waiting(bootstrap: str, count: int, size: int, **shuffle: object) -> Settings:
     """A partition of its own with `count` open batches and the `size` reports of each."""
-    settings = settings_for(bootstrap)
+    settings = settings_for(bootstrap, **shuffle)
     await topics(settings, 1)
     batches = [terms(number + 1, size) for number in range(count)]
     await send(settings, "assignments", 0, [opening(batches)])
@@ -64,15 +64,21 @@ class Watched(Metrics):
     def __init__(self, partitions: int, sums: int) -> None:
         super().__init__()
         self._partitions, self._sums = partitions, sums
-        self.began = self.ended = 0.0
+        self.assigned = self.began = self.ended = 0.0
+        self._open: list[Counted] = []
         self.ready, self.done = asyncio.Event(), asyncio.Event()
 
     def stage(self, name: str) -> StageMetrics:
         stage = super().stage(name)
-        opened, wrote = stage.opened, stage.wrote
+        opened, wrote, rebalanced = stage.opened, stage.wrote, stage.rebalanced
+
+        def watch_rebalanced() -> None:
+            rebalanced()
+            self.assigned = time.perf_counter()
 
         def watch_opened(number: int, partition: Counted) -> None:
             opened(number, partition)
+            self._open.append(partition)
             self._partitions -= 1
             if not self._partitions:
                 self.began = time.perf_counter()
@@ -85,8 +91,12 @@ class Watched(Metrics):
                 self.ended = time.perf_counter()
                 self.done.set()
 
-        vars(stage).update(opened=watch_opened, wrote=watch_wrote)
+        vars(stage).update(opened=watch_opened, wrote=watch_wrote, rebalanced=watch_rebalanced)
         return stage
+
+    def filled(self) -> int:
+        """Reports in the open windows."""
+        return sum(partition.levels()["filled"] for partition in self._open)
 
 
 async def drained(settings: Settings, sums: int, partitions: int = 1) -> float:

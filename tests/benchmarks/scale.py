@@ -1,0 +1,303 @@
+"""Many experiments, long logs, a second worker, and a restart with full windows."""
+
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import uvloop
+
+from stream_app import kafka
+from stream_app.app import collect_rarely
+from stream_app.broker import LocalBroker, free_port
+from stream_app.config import Settings
+from stream_app.core.agents import Agent
+from stream_app.core.terms import Terms
+from stream_app.core.window import Place, Release
+from stream_app.messages import Assignment, Definition, encode_sum
+from stream_app.reading import read_partition
+from stream_app.stages import elimination, shuffle
+from stream_app.stages.runner import Runner
+from tests.benchmarks.harness import Outcome, compare
+from tests.benchmarks.traffic import Record, Watched, drained, opening, reports, send, waiting
+from tests.integration.probes import rss_mb, series
+from tests.integration.service import Worker, experiment, settings_for, topics, workers
+from tests.stages.fakes import terms
+
+_PARTITIONS = 8
+_EXPERIMENTS = 10_000
+_SIZE = 30
+_SUMS = 1_000_000
+_OPEN = 1_000_000
+
+
+def outcomes() -> Iterator[Outcome]:
+    """All comparisons of this module."""
+    with LocalBroker(heap="1g") as broker, tempfile.TemporaryDirectory() as name:
+        bootstrap, folder = broker.bootstrap, Path(name)
+        yield compare(
+            f"one worker, {_EXPERIMENTS} experiments in mixed order: seconds a report",
+            "the same worker, 1 experiment",
+            lambda: uvloop.run(_single(bootstrap)),
+            lambda: uvloop.run(_mixed(bootstrap)),
+            target=1 / 0.7,
+            rounds=3,
+        )
+        yield _memory(bootstrap, folder)
+        settings = uvloop.run(_long_log(bootstrap))
+        yield compare(
+            f"start with {_EXPERIMENTS} experiments and {_SUMS} sums in the log, both stages",
+            "reading the same records bare",
+            lambda: uvloop.run(_read_bare(settings, ("sums", "assignments", "experiments"))),
+            lambda: uvloop.run(_started(settings)),
+            target=2.0,
+            rounds=3,
+        )
+        yield _recovery(bootstrap, folder)
+        yield _second_worker(bootstrap, folder)
+
+
+async def _spread(
+    settings: Settings, topic: str, entries: Sequence[Record], count: int = _PARTITIONS
+) -> None:
+    """Write records to the partitions of their experiments, which are their keys."""
+    parts: dict[int, list[Record]] = {}
+    for key, value in entries:
+        parts.setdefault(kafka.partition_of(key.decode(), count), []).append((key, value))
+    for number, records in parts.items():
+        await send(settings, topic, number, records)
+
+
+# -- rate with many experiments -----------------------------------------------------------------
+
+
+async def _single(bootstrap: str) -> float:
+    settings = await waiting(bootstrap, 10, _EXPERIMENTS * _SIZE // 10)
+    return await drained(settings, sums=10) / (_EXPERIMENTS * _SIZE)
+
+
+async def _mixed(bootstrap: str) -> float:
+    settings = await crowded(bootstrap)
+    return await drained(settings, _EXPERIMENTS, _PARTITIONS) / (_EXPERIMENTS * _SIZE)
+
+
+async def crowded(
+    bootstrap: str, experiments: int = _EXPERIMENTS, size: int = _SIZE, count: int = _PARTITIONS
+) -> Settings:
+    """A batch of every experiment, open, and their reports in random order."""
+    settings = settings_for(bootstrap)
+    await topics(settings, count)
+    first = terms(1, size)
+    batches: list[Terms] = [replace(first, experiment=f"e{i}") for i in range(experiments)]
+    await _spread(settings, "assignments", [opening([batch]) for batch in batches], count)
+    mixed = [record for batch in batches for record in reports(batch, size)]
+    random.Random(1).shuffle(mixed)
+    await _spread(settings, "reports", mixed, count)
+    return settings
+
+
+# -- memory and start ---------------------------------------------------------------------------
+
+
+async def _idle(bootstrap: str, count: int) -> Settings:
+    """Experiments that have just begun, as the operator and the agent write them."""
+    settings = settings_for(bootstrap)
+    await topics(settings, _PARTITIONS)
+    begun = experiment("e", horizon=100_000)
+    state = Agent(begun).begin()
+    definitions = [replace(begun, name=f"e{i}") for i in range(count)]
+    await _spread(
+        settings,
+        "experiments",
+        [(d.name.encode(), Definition(d).encode()) for d in definitions],
+    )
+    await _spread(
+        settings,
+        "assignments",
+        [(d.name.encode(), Assignment(d, state).encode()) for d in definitions],
+    )
+    return settings
+
+
+def _memory(bootstrap: str, folder: Path) -> Outcome:
+    """What a worker's memory grows by for an experiment that nobody reports to."""
+    sizes = {}
+    for count in (1, _EXPERIMENTS):
+        settings = uvloop.run(_idle(bootstrap, count))
+        settings = replace(settings, metrics=replace(settings.metrics, port=free_port()))
+        with workers(settings, folder, "shuffle,agent") as (worker,):
+            _until(lambda s=settings, n=count: _open_windows(s) == n)
+            time.sleep(2)
+            sizes[count] = rss_mb(worker.process.pid)
+    growth_kb = 1024 * (sizes[_EXPERIMENTS] - sizes[1]) / (_EXPERIMENTS - 1)
+    return Outcome(
+        f"memory of a worker for each of {_EXPERIMENTS} idle experiments: KB",
+        f"1 KB (a worker with one experiment: {sizes[1]} MB)",
+        1.0,
+        growth_kb,
+        20.0,
+    )
+
+
+def _open_windows(settings: Settings) -> int:
+    return sum(series(settings.metrics.port, "shufflebandit_windows_open").values())
+
+
+def _until(holds: Callable[[], bool], limit_s: float = 300) -> None:
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            if holds():
+                return
+        except OSError:
+            pass
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.2)
+
+
+async def _long_log(bootstrap: str) -> Settings:
+    """Idle experiments that have many sums behind them."""
+    settings = await _idle(bootstrap, _EXPERIMENTS)
+    batch = terms(1, _SIZE)
+    past = encode_sum(Release(batch.batch_id, batch, 15, "0" * 64, Place(0, 0), Place(1, 1)))
+    head, tail = past.split(b'"batch":"1.')
+    each = _SUMS // _EXPERIMENTS
+    # Numbers far above those that the assignments have open.
+    values = [head + b'"batch":"%d.' % (1_000 + i) + tail for i in range(each)]
+    keys = [b"e%d" % i for i in range(_EXPERIMENTS)]
+    for value in values:
+        await _spread(settings, "sums", [(key, value) for key in keys])
+    return settings
+
+
+async def _read_bare(settings: Settings, names: Sequence[str]) -> float:
+    start, count = perf_counter(), 0
+    for name in names:
+        for partition in range(await kafka.partition_count(settings.kafka)):
+            async for records in read_partition(settings.kafka, name, partition):
+                count += len(records)
+    return perf_counter() - start
+
+
+async def _started(settings: Settings) -> float:
+    """Both stages of a worker, from nothing to all partitions open."""
+    # Groups of their own: no member of an earlier round is waited for.
+    fresh = f"{time.monotonic_ns()}"
+    settings = replace(
+        settings,
+        shuffle=replace(settings.shuffle, group=f"shuffle-{fresh}"),
+        agent=replace(settings.agent, group=f"agent-{fresh}"),
+    )
+    watched = [Watched(_PARTITIONS, 0), Watched(_PARTITIONS, 0)]
+    runners = (
+        shuffle.make_runner(settings, watched[0]),
+        elimination.make_runner(settings, watched[1]),
+    )
+    start = perf_counter()
+    await _while_running(runners, asyncio.gather(*(each.ready.wait() for each in watched)))
+    return max(each.began for each in watched) - start
+
+
+async def _while_running(runners: Sequence[Runner], waiting_for: Any) -> None:
+    collect_rarely()
+    halt = asyncio.Event()
+    tasks = [asyncio.ensure_future(runner.run(halt)) for runner in runners]
+    async with asyncio.timeout(600):
+        await waiting_for
+        halt.set()
+        await asyncio.gather(*tasks)
+
+
+# -- a restart with a million reports in open windows -------------------------------------------
+
+
+def _recovery(bootstrap: str, folder: Path) -> Outcome:
+    """kill -9, then from the assignment of the partition to all windows as full as before."""
+    settings = uvloop.run(_full_windows(bootstrap))
+    settings = replace(settings, metrics=replace(settings.metrics, port=free_port()))
+
+    def filled() -> int:
+        return sum(series(settings.metrics.port, "shufflebandit_windows_filled_reports").values())
+
+    worker = Worker(settings, "shuffle", folder / "recovery.log")
+    try:
+        _until(lambda: filled() == _OPEN)
+        time.sleep(2)
+    finally:
+        worker.kill()
+    costs = []
+    for _ in range(3):
+        bare = uvloop.run(_read_bare(settings, ("reports",)))
+        costs.append((bare, uvloop.run(_recovered(settings))))
+    return Outcome(
+        f"restart after kill -9 with {_OPEN} reports in open windows: seconds",
+        "reading the same reports bare",
+        statistics.median(bare for bare, _ in costs),
+        statistics.median(ours for _, ours in costs),
+        1.5,
+    )
+
+
+async def _full_windows(bootstrap: str) -> Settings:
+    settings = settings_for(bootstrap)
+    await topics(settings, 1)
+    batches = [terms(number + 1, _OPEN) for number in range(10)]
+    await send(settings, "assignments", 0, [opening(batches)])
+    for batch in batches:
+        await send(settings, "reports", 0, reports(batch, _OPEN // len(batches)))
+    return settings
+
+
+async def _recovered(settings: Settings) -> float:
+    watched = Watched(1, 0)
+    ended = 0.0
+
+    async def full() -> None:
+        nonlocal ended
+        while watched.filled() < _OPEN:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        ended = perf_counter()
+
+    await _while_running([shuffle.make_runner(settings, watched)], full())
+    return ended - watched.assigned
+
+
+# -- a second worker ----------------------------------------------------------------------------
+
+
+def _second_worker(bootstrap: str, folder: Path) -> Outcome:
+    """The middle of the work by the sums' own times, so that no start counts."""
+    spans = {}
+    for count in (1, 2):
+        settings = uvloop.run(crowded(bootstrap, size=4 * _SIZE))
+        with workers(settings, folder, *["shuffle"] * count):
+            spans[count] = uvloop.run(_middle(settings))
+    return Outcome(
+        "two workers, many experiments: seconds for the same reports",
+        "one worker; broker and workers share the cores",
+        spans[1],
+        spans[2],
+        1 / 1.6,
+    )
+
+
+async def _middle(settings: Settings) -> float:
+    """Seconds between the sums at 30 and 90 in a hundred."""
+    times: list[int] = []
+    async with asyncio.timeout(300):
+        while len(times) < _EXPERIMENTS:
+            await asyncio.sleep(2)
+            times = [
+                record.timestamp
+                for partition in range(_PARTITIONS)
+                async for records in read_partition(settings.kafka, "sums", partition)
+                for record in records
+            ]
+    times.sort()
+    return (times[9 * len(times) // 10] - times[3 * len(times) // 10]) / 1000

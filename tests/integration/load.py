@@ -1,0 +1,207 @@
+"""Long runs: a steady rate for half an hour, or more reports than the service can take.
+
+`python -m tests.integration.load soak --minutes 30 --rate 2000` and `... overload --minutes 2`;
+`make soak` and `make overload` call them. Both print a line every few seconds (reports sent, taken
+and waiting; memory) and fail if a report is not counted, if the service does not catch up, or if
+the worker's memory grows.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+
+from producers.link import KafkaLink
+from stream_app import registry
+from stream_app.broker import LocalBroker, free_port
+from stream_app.config import Settings
+from stream_app.core.terms import parse
+from stream_app.messages import decode_offer
+from tests.benchmarks.traffic import reports
+from tests.integration.probes import rss_mb, series
+from tests.integration.service import environment, experiment, settings_for, topics, workers
+
+_EVERY_S = 5.0
+_CHUNK = 20_000
+# Malloc, Kafka's buffers, and windows that are fuller at one moment than at another.
+MARGIN_MB = 40
+
+
+@dataclass
+class Watch:
+    """One worker, looked at every few seconds."""
+
+    port: int
+    pid: int
+    began: float = field(default_factory=time.monotonic)
+    memory: list[int] = field(default_factory=list)
+    most_waiting: int = 0
+
+    def taken(self) -> int:
+        """Reports counted, whatever became of them."""
+        return sum(series(self.port, "shufflebandit_reports_total").values())
+
+    def look(self, sent: int) -> int:
+        """Print how things stand; returns the reports that wait."""
+        taken = self.taken()
+        self.memory.append(rss_mb(self.pid))
+        waiting = max(0, sent - taken)
+        self.most_waiting = max(self.most_waiting, waiting)
+        seconds = time.monotonic() - self.began
+        print(
+            f"{seconds:6.0f} s  sent {sent:>10}  taken {taken:>10}  waiting {waiting:>9}  "
+            f"memory {self.memory[-1]} MB",
+            flush=True,
+        )
+        return waiting
+
+    def flat(self) -> None:
+        """Memory of the last quarter against that of the second: the first fills the buffers."""
+        quarter = max(1, len(self.memory) // 4)
+        before = max(self.memory[quarter : 2 * quarter])
+        after = max(self.memory[-quarter:])
+        print(f"memory: {before} MB before, {after} MB after; most waiting {self.most_waiting}")
+        assert after <= before + MARGIN_MB, "memory grows"
+
+
+@contextmanager
+def service(names: Sequence[str]) -> Iterator[tuple[Settings, Watch]]:
+    """A broker, a worker with all roles, and experiments without an end."""
+    with LocalBroker() as broker, tempfile.TemporaryDirectory() as folder:
+        settings = settings_for(broker.bootstrap, retain_reports_for_audit=False)
+        settings = dataclasses.replace(
+            settings,
+            metrics=dataclasses.replace(settings.metrics, port=free_port()),
+            monitor=dataclasses.replace(settings.monitor, port=free_port()),
+        )
+        asyncio.run(_create(settings, names))
+        with workers(settings, Path(folder), "shuffle,agent,monitor") as (worker,):
+            time.sleep(10)
+            yield settings, Watch(settings.metrics.port, worker.process.pid)
+
+
+async def _create(settings: Settings, names: Sequence[str]) -> None:
+    await topics(settings, len(names))
+    for name in names:
+        await registry.create(
+            settings.kafka,
+            experiment(name, preset="vb-sdp-ae", epsilon=0.9, horizon=10**9, means=[0.5] * 3),
+        )
+
+
+def catch_up(watch: Watch, sent: int, limit_s: float = 600) -> None:
+    """Until every report is counted; fails if that takes too long."""
+    deadline = time.monotonic() + limit_s
+    while watch.look(sent):
+        assert time.monotonic() < deadline, "it does not catch up"
+        time.sleep(_EVERY_S)
+    assert watch.taken() == sent, f"{watch.taken()} counted of {sent}"
+
+
+def soak(minutes: float, rate: float) -> None:
+    """Real clients at a steady rate; their processes tell how many reports were acknowledged."""
+    names = ["soak-0", "soak-1"]
+    with service(names) as (settings, watch):
+        users = int(rate * minutes * 60 / len(names))
+        command = [sys.executable, "-m", "stream_app", "users"]
+        crowds = [
+            subprocess.Popen(
+                [*command, name, "--rate", str(rate / len(names)), "--users", str(users)],
+                env=environment(settings),
+                stdout=subprocess.DEVNULL,
+            )
+            for name in names
+        ]
+        while any(crowd.poll() is None for crowd in crowds):
+            watch.look(watch.taken())
+            time.sleep(_EVERY_S)
+        assert [crowd.returncode for crowd in crowds] == [0, 0]
+        catch_up(watch, users * len(names))
+        watch.flat()
+
+
+def overload(minutes: float) -> None:
+    """Senders that are faster than the service, and no slower when it falls behind."""
+    names = ["overload-0", "overload-1"]
+    with service(names) as (settings, watch):
+        sent: Synchronized[int] = multiprocessing.Value("q", 0)
+        ends = time.monotonic() + 60 * minutes
+        senders = [
+            multiprocessing.Process(target=_sender, args=(settings, name, ends, sent))
+            for name in names
+        ]
+        for sender in senders:
+            sender.start()
+        while any(sender.is_alive() for sender in senders):
+            watch.look(sent.value)
+            time.sleep(_EVERY_S)
+        assert [sender.exitcode for sender in senders] == [0, 0]
+        taken, total = watch.taken(), sent.value
+        print(f"sent {total / taken:.2f} times what was taken in that time")
+        assert watch.most_waiting > 10 * _CHUNK, "the service kept up: this shows nothing"
+        catch_up(watch, total)
+        watch.flat()
+
+
+def _sender(settings: Settings, name: str, ends: float, sent: "Synchronized[int]") -> None:
+    asyncio.run(_flood(settings, name, ends, sent))
+
+
+async def _flood(settings: Settings, name: str, ends: float, sent: "Synchronized[int]") -> None:
+    """Reports to the batch that was open when each chunk began: many will be late, none lost."""
+    link = KafkaLink(settings.kafka, name)
+    await link.open()
+    newest: list[bytes] = []
+
+    async def follow() -> None:
+        async for value in link.follow():
+            newest[:] = [value or b""]
+
+    following = asyncio.ensure_future(follow())
+    try:
+        while not newest:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        sending: list[asyncio.Future[None]] = []
+        while time.monotonic() < ends:
+            batch = parse(decode_offer(newest[0]).open[0][1])
+            values = [value for _, value in reports(batch, _CHUNK)]
+            sending.append(asyncio.ensure_future(link.send(values)))
+            if len(sending) == 3:
+                await sending.pop(0)
+                with sent.get_lock():
+                    sent.value += _CHUNK
+            await asyncio.sleep(0)
+        for rest in sending:
+            await rest
+            with sent.get_lock():
+                sent.value += _CHUNK
+    finally:
+        following.cancel()
+        await link.close()
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["soak", "overload"])
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--rate", type=float, default=2_000, help="users a second, for soak")
+    given = parser.parse_args()
+    if given.what == "soak":
+        soak(given.minutes, given.rate)
+    else:
+        overload(given.minutes)
+    print("nothing lost, memory flat")
+
+
+if __name__ == "__main__":
+    main()
