@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import random
+import sys
 import tempfile
 import time
 import urllib.request
@@ -23,7 +24,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.protocol.produce import ProduceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from producers.live import run_users
 from stream_app import kafka, registry
 from stream_app.broker import LocalBroker, free_port
 from stream_app.config import Settings
@@ -39,6 +39,7 @@ from tests.integration.fuzz.inputs import Inputs, unparsable
 from tests.integration.service import (
     Worker,
     check,
+    environment,
     experiment,
     last_assignment,
     settings_for,
@@ -208,8 +209,24 @@ async def live(site: Site, over: asyncio.Event) -> None:
         await registry.create(site.settings.kafka, definition)
         site.names.append(name)
         site.samples["experiments"] = Definition(definition).encode()
-        outcome = await run_users(site.settings, name, rate=400, experiment=definition)
-        assert outcome.status is not Status.RUNNING
+        await users(site, name)
+
+
+async def users(site: Site, name: str) -> None:
+    """As processes of their own; they may take long to read through the nonsense, and try again."""
+    for _ in range(10):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "stream_app", "users", name, "--rate", "400",
+            env=environment(site.settings),
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            if await process.wait() == 0:
+                return
+        finally:
+            if process.returncode is None:
+                process.kill()
+    raise AssertionError(f"{name}: its users get nowhere")
 
 
 async def damage_windows(site: Site) -> None:
@@ -252,22 +269,22 @@ async def fuzz(site: Site, inputs: int) -> dict[str, Any]:
     """All inputs, in rounds, beside real experiments; what came of them."""
     over, began = asyncio.Event(), time.monotonic()
     site.start("agent", "agent,monitor")
-    users = asyncio.ensure_future(live(site, over))
+    living = asyncio.ensure_future(live(site, over))
     try:
         await damage_windows(site)
         site.start("shuffle", "shuffle")
         await ready(site, "shuffle")
         await ready(site, "agent")
         before: dict[str, int] = {}
-        while site.sent.total() < inputs and not users.done():
+        while site.sent.total() < inputs and not living.done():
             await site.round(min(_ROUND, inputs - site.sent.total()))
             if not before and site.sent.total() >= inputs / 5:
                 await site.caught_up()
                 before = site.rss_mb()
         over.set()
-        await users
+        await living
     finally:
-        users.cancel()
+        living.cancel()
     await site.poison("assignments", b"{}")
     await site.caught_up()
     return {"seconds": round(time.monotonic() - began), "before": before, "after": site.rss_mb()}
