@@ -24,8 +24,8 @@ from stream_app.core.mechanisms import (
     MechanismName,
     Promise,
     calibrate,
-    laplace_table,
 )
+from stream_app.core.samplers import laplace_table
 
 Table = Callable[[], str]
 EPSILON, DELTA, USERS = Decimal("0.5"), Decimal("0.000001"), 1000

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from producers.replay.log import Floats
 from stream_app.core import accounting
-from stream_app.core.mechanisms import Binomial, DiscreteLaplace, Mechanism, laplace_table
+from stream_app.core.mechanisms import Binomial, DiscreteLaplace, Mechanism
+from stream_app.core.samplers import laplace_table
 
 KEY_BYTES = 32
 _BLOCK = 1 << 15

@@ -30,8 +30,8 @@ from stream_app.core.mechanisms import (
     MechanismName,
     Promise,
     calibrate,
-    laplace_table,
 )
+from stream_app.core.samplers import laplace_table
 from stream_app.core.terms import Limits, Terms, batch_id, canonical, check
 from stream_app.errors import InvalidInput
 from stream_app.messages import encode_report

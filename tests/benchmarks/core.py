@@ -15,7 +15,8 @@ from stream_app.core import accounting, simulation
 from stream_app.core.agents import Agent, ArmState, State, Status
 from stream_app.core.confidence import Confidence
 from stream_app.core.experiment import Experiment
-from stream_app.core.mechanisms import DiscreteLaplace, Promise, calibrate, laplace_table
+from stream_app.core.mechanisms import DiscreteLaplace, Promise, calibrate
+from stream_app.core.samplers import laplace_table
 from stream_app.core.schedules import Plan
 from tests.benchmarks.harness import Outcome, compare, seconds
 

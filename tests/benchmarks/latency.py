@@ -33,6 +33,7 @@ from tests.integration.service import environment, experiment, settings_for, top
 _ROUNDS = 300
 _SIZE = 60
 _USERS_A_SECOND = 10_000
+_ARMS = 10  # interleaved order wastes (1 + 1/2 + ... + 1/k) / k of what sequential order does
 
 
 def outcomes() -> Iterator[Outcome]:
@@ -142,8 +143,8 @@ def _waste(settings: Settings) -> Outcome:
     """Users lost to closed batches, at a steady rate: interleaved against sequential order."""
     lost = {}
     for order in ("sequential", "interleaved"):
-        definition = experiment(f"waste-{order}", order=order, horizon=60_000,
-                                means=[0.5, 0.5, 0.5])  # fmt: skip
+        arms = {"arms": [f"arm {i}" for i in range(_ARMS)], "means": [0.5] * _ARMS}
+        definition = experiment(f"waste-{order}", order=order, horizon=60_000, **arms)
         uvloop.run(registry.create(settings.kafka, definition))
         outcome = uvloop.run(
             run_users(
@@ -155,7 +156,7 @@ def _waste(settings: Settings) -> Outcome:
         state = entry.assignment.state
         lost[order] = (outcome.reports - state.users) / sum(arm.batches for arm in state.arms)
     return Outcome(
-        f"late reports a batch at {_USERS_A_SECOND} users/s, interleaved order",
+        f"late reports a batch at {_USERS_A_SECOND} users/s, {_ARMS} arms, interleaved order",
         "sequential order",
         lost["sequential"],
         lost["interleaved"],

@@ -44,8 +44,6 @@ def _curves(curves: list[dict[str, Any]], cores: int, path: Path) -> None:
         axes.grid(alpha=0.3)
     grid[0].set_ylim(bottom=0)
     grid[0].set_ylabel("reports / s")
-    figure.suptitle(
-        f"One worker, from broker to committed sums; {cores} cores with Kafka"
-    )
+    figure.suptitle(f"One worker, from broker to committed sums; {cores} cores with Kafka")
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)

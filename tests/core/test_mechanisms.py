@@ -22,14 +22,13 @@ from stream_app.core.mechanisms import (
     Mechanism,
     MechanismName,
     Promise,
-    Sampler,
     calibrate,
-    laplace_table,
     paper_tau,
     plain,
     rebuild,
 )
 from stream_app.core.noise import BinomialNoise, LaplaceNoise, NoNoise, stack
+from stream_app.core.samplers import Sampler, laplace_table
 from stream_app.errors import ConfigurationError
 from tests.core.build import convolution_power, hockey_stick, share_pmf
 

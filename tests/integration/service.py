@@ -96,7 +96,7 @@ def experiment(name: str, **changes: Any) -> Experiment:
     means = changes.pop("means", [0.9, 0.5, 0.4])
     raw = {
         "name": name,
-        "arms": ["a", "b", "c"],
+        "arms": changes.pop("arms", ["a", "b", "c"]),
         "horizon": changes.pop("horizon", 3000),
         "privacy": {"epsilon": changes.pop("epsilon", 1), "delta": 1e-6},
         "agent": {"preset": changes.pop("preset", "optimal"), **changes},
