@@ -72,6 +72,7 @@ def test_unknown_experiment(browser: Browser, site: Site) -> None:
     until(lambda: "running: phase 1" in browser.text(".summary"))
 
     assert "No batch has been released yet." in browser.text()
+    assert "reports are deleted from their topic once" in browser.text("p.reports")
     assert "No such experiment yet" not in browser.text()
     settle()
     browser.screenshot("begun")
