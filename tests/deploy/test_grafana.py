@@ -61,6 +61,24 @@ def test_rows() -> None:
     ] == rows
 
 
+def test_eliminations() -> None:
+    """On the panels about the arms only, and once each: looking back is as long as the step."""
+    board = dashboard()
+    (given,) = board["annotations"]["list"]
+    titles = {panel["id"]: panel["title"] for panel in board["panels"]}
+
+    assert ["Arms", "In the running", "Regret"] == [titles[n] for n in given["filter"]["ids"]]
+    assert "offset $__interval" in given["expr"]
+
+
+def test_all_lines_of_an_arm_have_its_name() -> None:
+    """Colours go by name, so an interval has its arm's colour."""
+    chart = next(panel for panel in dashboard()["panels"] if panel["title"] == "Arms")
+
+    assert {"{{arm}}"} == {target["legendFormat"] for target in chart["targets"]}
+    assert chart["fieldConfig"]["defaults"]["color"]["mode"] == "palette-classic-by-name"
+
+
 def test_provisioning() -> None:
     """Data source and folder come from the variables that compose.yaml sets."""
     source = load("grafana/provisioning/datasources/prometheus.yml")["datasources"][0]

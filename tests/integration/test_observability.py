@@ -189,8 +189,12 @@ def queries_give_data(watching: Prometheus) -> None:
         assert found, (title, promql)
         values = [float(series["value"][1]) for series in found]
         assert title in MAY_BE_NAN or not any(map(math.isnan, values)), (title, promql)
-    names = watching.ask("label/experiment/values", **{"match[]": "shufflebandit_experiment_users"})
-    assert names == ["first", "second", "third"]
+    offered = next(v for v in board["templating"]["list"] if v["name"] == "experiment")
+    inner = offered["query"]["query"].removeprefix("query_result(").removesuffix(")")
+    listed = watching.query(inner)
+    released = [float(series["value"][1]) for series in listed]
+    assert {"first", "second", "third"} == {series["metric"]["experiment"] for series in listed}
+    assert sorted(released, reverse=True) == released
 
 
 def filled(template: str) -> str:
