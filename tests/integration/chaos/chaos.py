@@ -7,12 +7,15 @@ calls that. A failure prints the seed, which replays the same schedule of events
 import argparse
 import asyncio
 import contextlib
+import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,8 +44,10 @@ _EVENTS = {
     "freeze worker": 6,
     "kill broker": 4,
     "restart broker": 2,
+    "fill disk": 2,
     "kill producer": 38,
 }
+_DISK_MB = 3_000
 
 
 @dataclass
@@ -59,6 +64,8 @@ class Chaos:
     async def event(self) -> None:
         """One of the events, by weight."""
         (name,) = self.chance.choices(list(_EVENTS), list(_EVENTS.values()))
+        if name == "fill disk" and not _is_mounted(self.broker.data):
+            name = "restart broker"  # never fill a disk that others use
         worker = self.chance.choice(self.running)
         self.events[name] += 1
         match name:
@@ -78,9 +85,25 @@ class Chaos:
                 await asyncio.to_thread(self.broker.start)
             case "restart broker":
                 await asyncio.to_thread(self.broker.restart)
+            case "fill disk":
+                await self.fill_disk()
             case "kill producer":
                 with contextlib.suppress(ProcessLookupError):
                     self.chance.choice(list(self.producers.values())).kill()
+
+    async def fill_disk(self) -> None:
+        """Not a byte is left for Kafka, which fails in its own way; then there is room again."""
+        assert self.broker.data is not None
+        junk = self.broker.data / "junk"
+        try:
+            with junk.open("wb") as file:
+                free = os.fstatvfs(file.fileno())
+                os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+            await asyncio.sleep(5)
+            await asyncio.to_thread(self.broker.kill)
+        finally:
+            junk.unlink()
+        await asyncio.to_thread(self.broker.start)
 
     async def rage(self, users: list[asyncio.Future[None]], seconds: float) -> None:
         """Events at random moments, for so long or until all users are through."""
@@ -119,6 +142,23 @@ class Chaos:
             if await process.wait() == 0:
                 return
             await asyncio.sleep(1)
+
+
+def _is_mounted(folder: Path | None) -> bool:
+    return folder is not None and folder.is_mount()
+
+
+@contextlib.contextmanager
+def small_disk() -> Iterator[Path]:
+    """A disk of its own for the broker, where this user may mount one; else a folder."""
+    with tempfile.TemporaryDirectory() as name:
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MB}m", "chaos", name]
+        mounted = not subprocess.run(mount, capture_output=True, check=False).returncode
+        try:
+            yield Path(name)
+        finally:
+            if mounted:
+                subprocess.run(["umount", "--lazy", name], check=True)
 
 
 async def run(broker: LocalBroker, folder: Path, minutes: float, seed: int) -> Counter[str]:
@@ -163,7 +203,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
-    with LocalBroker() as broker, tempfile.TemporaryDirectory() as folder:
+    with (
+        small_disk() as disk,
+        LocalBroker(disk) as broker,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         print(dict(asyncio.run(run(broker, Path(folder), given.minutes, given.seed))))
 
 

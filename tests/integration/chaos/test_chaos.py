@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stream_app.broker import LocalBroker
-from tests.integration.chaos.chaos import run
+from tests.integration.chaos.chaos import run, small_disk
 
 
 @pytest.mark.kafka
@@ -16,7 +16,7 @@ async def test_nothing_is_lost_or_counted_twice(tmp_path: Path) -> None:
     """Kills, freezes and restarts of workers, producers and broker: the auditor finds nothing."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
-    with LocalBroker() as broker:
+    with small_disk() as disk, LocalBroker(disk) as broker:
         events = await run(broker, tmp_path, minutes=1.5, seed=seed)
     print(dict(events))
 
