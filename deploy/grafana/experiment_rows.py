@@ -4,7 +4,6 @@ from typing import Any
 
 from grafana_foundation_sdk.builders import (
     common,
-    dashboard,
     prometheus,
     statetimeline,
     table,
@@ -13,7 +12,6 @@ from grafana_foundation_sdk.builders import (
 from grafana_foundation_sdk.models.dashboard import (
     DataTransformerConfig,
     DynamicConfigValue,
-    FieldColorModeId,
     ValueMap,
     ValueMappingResult,
 )
@@ -22,8 +20,8 @@ from kit import (
     DASHED,
     GOOD,
     HERE,
+    NOT_IN_LEGEND,
     SOURCE,
-    UNNAMED,
     coloured,
     counts,
     lines,
@@ -64,16 +62,20 @@ def standing() -> list[Any]:
 
 
 def arms_chart() -> Any:
-    """Estimates and intervals. All lines of an arm have its name, hence its colour."""
-    arms = [(of(f"arm_{bound}", "arm"), "{{arm}}") for bound in ("estimate", "lower", "upper")]
-    about = "Estimated means; dashed: confidence intervals. A vertical line: an arm is out."
+    """Estimates, and the intervals of the arms that are left."""
+    left = f"and {of('arm_viable', 'arm')} == 1"
+    arms = [
+        (of("arm_estimate", "arm"), "{{arm}}"),
+        (f"{of('arm_lower', 'arm')} {left}", "{{arm}}, at least"),
+        (f"{of('arm_upper', 'arm')} {left}", "{{arm}}, at most"),
+    ]
+    about = (
+        "Estimated means; dashed: confidence intervals of the arms in the running. "
+        "A vertical line: an arm is out."
+    )
     chart = lines(ARMS, arms, about, unit="percentunit", span=15).height(10)
-    chart.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
-    # Grafana 10.0 looks at the field's name, not at the legend.
-    named = DataTransformerConfig(id_val="labelsToFields", options={"valueLabel": "arm"})
-    chart.with_transformation(named)
     for bound in "BC":
-        chart.override_by_query(bound, [*DASHED, UNNAMED])
+        chart.override_by_query(bound, [*DASHED, coloured("#808080"), NOT_IN_LEGEND])
     return chart
 
 

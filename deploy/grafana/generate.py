@@ -18,10 +18,11 @@ from kit import HERE, SOURCE, of
 from service_rows import glance, health, latency, traffic
 
 FILE = Path(__file__).parent / "dashboards" / "dashboard.json"
-# The experiment with the newest sum comes first; one without any has 0.
-NEWEST = (
-    "max by (experiment) (shufflebandit_experiment_last_release_timestamp_seconds) "
-    "or max by (experiment) (shufflebandit_experiment_users) * 0"
+# The experiment with the newest sum comes first; one without any has 0. Over the time shown: they
+# are listed also while no worker answers.
+NEWEST = " or ".join(
+    f"max by (experiment) (max_over_time(shufflebandit_experiment_{metric}[$__range])){times}"
+    for metric, times in (("last_release_timestamp_seconds", ""), ("users", " * 0"))
 )
 ROWS = (
     ("At a glance", glance),

@@ -25,7 +25,9 @@ DASHED = [
     DynamicConfigValue("custom.lineWidth", 1),
     DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [4, 4]}),
 ]
-UNNAMED = DynamicConfigValue("custom.hideFrom", {"legend": True, "tooltip": True, "viz": False})
+NOT_IN_LEGEND = DynamicConfigValue(
+    "custom.hideFrom", {"legend": True, "tooltip": False, "viz": False}
+)
 Query = tuple[str, str]  # PromQL, legend
 
 

@@ -10,7 +10,9 @@ def glance() -> list[Any]:
     """Is it alive, is it deciding."""
     alerts = 'count(ALERTS{alertname=~"Shufflebandit.*",alertstate="firing"}) or vector(0)'
     return [
-        number("Workers ready", "sum(shufflebandit_ready)", "Workers that do their work."),
+        number(
+            "Workers ready", "sum(shufflebandit_ready) or vector(0)", "Workers that do their work."
+        ),
         number("Alerts", alerts, "Firing now; Prometheus has their runbooks.", limit=1),
         number(
             "Running",

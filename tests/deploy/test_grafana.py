@@ -71,12 +71,17 @@ def test_eliminations() -> None:
     assert "offset $__interval" in given["expr"]
 
 
-def test_all_lines_of_an_arm_have_its_name() -> None:
-    """Colours go by name, so an interval has its arm's colour."""
+def test_intervals_take_no_arms_colour() -> None:
+    """The palette is the estimates'; an interval's line in another arm's colour would mislead."""
     chart = next(panel for panel in dashboard()["panels"] if panel["title"] == "Arms")
+    fixed = {
+        rule["matcher"]["options"]
+        for rule in chart["fieldConfig"]["overrides"]
+        for given in rule["properties"]
+        if given["id"] == "color" and given["value"]["mode"] == "fixed"
+    }
 
-    assert {"{{arm}}"} == {target["legendFormat"] for target in chart["targets"]}
-    assert chart["fieldConfig"]["defaults"]["color"]["mode"] == "palette-classic-by-name"
+    assert {"B", "C"} == fixed
 
 
 def test_provisioning() -> None:

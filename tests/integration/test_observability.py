@@ -191,7 +191,7 @@ def queries_give_data(watching: Prometheus) -> None:
         assert title in MAY_BE_NAN or not any(map(math.isnan, values)), (title, promql)
     offered = next(v for v in board["templating"]["list"] if v["name"] == "experiment")
     inner = offered["query"]["query"].removeprefix("query_result(").removesuffix(")")
-    listed = watching.query(inner)
+    listed = watching.query(filled(inner))
     released = [float(series["value"][1]) for series in listed]
     assert {"first", "second", "third"} == {series["metric"]["experiment"] for series in listed}
     assert sorted(released, reverse=True) == released
