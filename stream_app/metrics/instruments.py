@@ -6,6 +6,7 @@ recomputed from the topics. Counters begin anew with the process; reports that a
 a restart are counted again.
 """
 
+import contextlib
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -156,7 +157,8 @@ class StageMetrics:
         if number in self._open:
             self._count(number, self._open.pop(number))
             del self._seen[number]
-            self.shared.lag.remove(self.name, str(number))
+            with contextlib.suppress(KeyError):  # it was never measured
+                self.shared.lag.remove(self.name, str(number))
 
     def refresh(self) -> None:
         """Read what the open partitions have counted."""

@@ -86,10 +86,10 @@ class Inputs:
         return json.dumps(raw).encode()
 
     def key(self, name: bytes, *, null: bool) -> bytes | None:
-        """Often the right one, else nonsense."""
+        """Often the right one, else nonsense; never a name that a value might tell."""
         if self.chance.random() < 0.5:
             return name
-        keys = (b"", b"other", name + b"\0", self.chance.randbytes(8), b"k" * 3_000, b"\xff\xfe")
+        keys = (b"\0", b"other", name + b"\0", self.chance.randbytes(8), b"k" * 3_000, b"\xff\xfe")
         return None if null and self.chance.random() < 0.3 else self.chance.choice(keys)
 
     def headers(self) -> list[tuple[str, bytes]]:
