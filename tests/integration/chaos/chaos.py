@@ -97,8 +97,13 @@ class Chaos:
         junk = self.broker.data / "junk"
         try:
             with junk.open("wb") as file:
-                free = os.fstatvfs(file.fileno())
-                os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+                offset, size = 0, 1 << 30
+                while size >= 1 << 12:  # Kafka takes of it at the same time
+                    try:
+                        os.posix_fallocate(file.fileno(), offset, size)
+                        offset += size
+                    except OSError:
+                        size //= 2
             await asyncio.sleep(5)
             await asyncio.to_thread(self.broker.kill)
         finally:
