@@ -65,7 +65,11 @@ def build() -> dict[str, Any]:
 
 
 def eliminations(panels: list[int]) -> dict[str, Any]:
-    """A vertical line where an arm is out: once, as the query looks back by exactly its step."""
+    """A vertical line where an arm is out: once, as the query looks back by exactly its step.
+
+    A worker that does not answer eliminates nobody: the arm must be there, and out.
+    Grafana shows nothing where the value is 0, so what was comes first.
+    """
     now = of("arm_viable", "arm")
     before = now.replace(HERE, f"{HERE} offset $__interval")
     return {
@@ -73,7 +77,7 @@ def eliminations(panels: list[int]) -> dict[str, Any]:
         "datasource": {"type": SOURCE.type_val, "uid": SOURCE.uid},
         "enable": True,
         "iconColor": "orange",
-        "expr": f"{before} == 1 unless {now} == 1",
+        "expr": f"{before} == 1 and {now} == 0",
         "titleFormat": "{{arm}} is out",
         "step": "15s",
         "filter": {"exclude": False, "ids": panels},

@@ -62,13 +62,15 @@ def test_rows() -> None:
 
 
 def test_eliminations() -> None:
-    """On the panels about the arms only, and once each: looking back is as long as the step."""
+    """On the panels about the arms only, once each (looking back is as long as the step), and
+    not where the series only end."""
     board = dashboard()
     (given,) = board["annotations"]["list"]
     titles = {panel["id"]: panel["title"] for panel in board["panels"]}
 
     assert ["Arms", "In the running", "Regret"] == [titles[n] for n in given["filter"]["ids"]]
-    assert "offset $__interval" in given["expr"]
+    assert "offset $__interval) == 1 and max" in given["expr"]
+    assert given["expr"].endswith(") == 0")
 
 
 def test_intervals_take_no_arms_colour() -> None:
