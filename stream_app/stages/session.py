@@ -41,7 +41,6 @@ class _Slot:
     number: int
     state: Partition
     producer: AIOKafkaProducer
-    position: int = 0
     side_position: int = 0
     committed: int | None = None
 
@@ -161,7 +160,6 @@ class Session:
         await self._input.end_offsets(self._input.assignment())
 
     async def _process(self, slot: _Slot, records: Sequence[Record]) -> None:
-        slot.position = records[-1].offset + 1
         taken = slot.state.feed(records, refreshed=False)
         if taken < len(records):
             await self._refresh(slot)
@@ -236,13 +234,13 @@ class Session:
             raise
         self._assigned.discard(number)
         self._slots[number] = slot
-        slot.position = max(begin, first)
+        position = max(begin, first)
         self.metrics.opened(number, slot.state)
         self._allow_deletion(number, mark)
         await self._flush(slot)
-        self._input.seek(place, slot.position)
+        self._input.seek(place, position)
         self._input.resume(place)
-        log.info("%s: partition %d opened at offset %d", self.stage.name, number, slot.position)
+        log.info("%s: partition %d opened at offset %d", self.stage.name, number, position)
 
     async def _flush(self, slot: _Slot) -> None:
         """Write the outputs in one transaction; every send is awaited before the commit."""
@@ -279,15 +277,17 @@ class Session:
                 slot.state.tick(time.time_ns() // 1_000_000)
                 await self._flush(slot)
             await self._commit_marks()
-            self._measure_lag()
+            await self._measure_lag()
 
-    def _measure_lag(self) -> None:
+    async def _measure_lag(self) -> None:
+        """By the consumer's own position, which is also behind the marker of a transaction."""
         assigned = self._input.assignment()
         for slot in self._slots.values():
             place = TopicPartition(self._topic, slot.number)
             end = self._input.highwater(place) if place in assigned else None
             if end is not None:
-                self.metrics.lag(slot.number, max(0, end - slot.position))
+                position = await self._input.position(place)
+                self.metrics.lag(slot.number, max(0, end - position))
 
     async def _commit_marks(self) -> None:
         """Commit the first offset that a restart needs; losing a commit only costs rereading."""
