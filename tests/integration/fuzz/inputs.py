@@ -89,7 +89,7 @@ class Inputs:
         """Often the right one, else nonsense; never a name that a value might tell."""
         if self.chance.random() < 0.5:
             return name
-        keys = (b"\x01", b"other", name + b"\0", self.chance.randbytes(8), b"k" * 3_000, b"\xff\xfe")
+        keys = (b"\x01", b"other", name + b"\0", self.chance.randbytes(8), b"k" * 3_000, b"\xff")
         return None if null and self.chance.random() < 0.3 else self.chance.choice(keys)
 
     def headers(self) -> list[tuple[str, bytes]]:
