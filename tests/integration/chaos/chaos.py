@@ -116,7 +116,7 @@ class Chaos:
             await asyncio.sleep(0.1)
         end = time.monotonic() + seconds
         while time.monotonic() < end and not all(task.done() for task in users):
-            await asyncio.sleep(self.chance.uniform(0.2, 2.0))
+            await asyncio.sleep(self.chance.uniform(0.2, 1.4))
             await self.event()
 
     async def revive(self) -> None:
