@@ -32,8 +32,9 @@ from tests.integration.service import environment, experiment, settings_for, top
 
 _EVERY_S = 5.0
 _CHUNK = 20_000
+_BATCH = 5_000
 # Malloc, Kafka's buffers, and windows that are fuller at one moment than at another.
-MARGIN_MB = 40
+MARGIN_MB = 20
 
 
 @dataclass
@@ -94,7 +95,16 @@ async def _create(settings: Settings, names: Sequence[str]) -> None:
     for name in names:
         await registry.create(
             settings.kafka,
-            experiment(name, preset="vb-sdp-ae", epsilon=0.9, horizon=10**9, means=[0.5] * 3),
+            # Batches of one size: windows that grow would look like memory that grows.
+            experiment(
+                name,
+                preset="vb-sdp-ae",
+                epsilon=0.9,
+                horizon=10**9,
+                means=[0.5] * 3,
+                schedule="fixed",
+                batch_size=_BATCH,
+            ),
         )
 
 
