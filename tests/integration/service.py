@@ -128,6 +128,13 @@ async def last_assignment(settings: Settings, name: str) -> Assignment:
     return entry.assignment
 
 
+async def assigned(settings: Settings, name: str) -> None:
+    """Wait for an experiment's first assignment: a crowded machine starts workers slowly."""
+    async with asyncio.timeout(60):
+        while (await registry.find(settings.kafka, name)).assignment is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+
+
 async def check(settings: Settings, names: Sequence[str]) -> tuple[int, int]:
     """Verify and audit; returns batches and reports. Any difference fails."""
     slots = asyncio.Semaphore(8)

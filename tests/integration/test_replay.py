@@ -21,6 +21,7 @@ from stream_app.config import Settings
 from stream_app.core.agents import Status
 from stream_app.reading import read_partition
 from tests.integration.service import (
+    assigned,
     check,
     environment,
     last_assignment,
@@ -68,6 +69,7 @@ async def test_decisions_are_those_of_memory(broker: LocalBroker, tmp_path: Path
                 definition = experiment(name=f"{mode}.{order}", order=order, horizon=10_000)
                 plan = Plan(definition, mode, compare=False)
                 await registry.create(settings.kafka, definition)
+                await assigned(settings, definition.name)
                 streamed = await session.through_kafka(
                     settings, log(path, columns=columns), plan, tmp_path / definition.name, _key=KEY
                 )
@@ -99,6 +101,7 @@ async def test_the_pace_is_the_log_s_own(broker: LocalBroker, tmp_path: Path) ->
         definition = experiment(name=f"speed-{speed:g}")
         plan = Plan(definition, compare=False)
         await registry.create(settings.kafka, definition)
+        await assigned(settings, definition.name)
         at = tmp_path / definition.name
         paced = await session.through_kafka(
             settings, log(path, columns=columns), plan, at, speed=speed, _key=KEY

@@ -269,7 +269,7 @@ async def test_stops_in_time(broker: LocalBroker) -> None:
         sending = [here.send("reports", b"demo", b"junk", n % 4) for n in range(200)]
         await asyncio.gather(*sending)
         slots = list(worker._session._slots.values())  # type: ignore[union-attr]
-        await until(lambda: all(slot.position == 50 for slot in slots))
+        await until(lambda: all(slot.state.mark() == 50 for slot in slots))
         took = [await here.stop(worker), await here.stop(agent)]
 
         again = here.shuffle()
