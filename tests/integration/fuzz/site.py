@@ -4,14 +4,12 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.protocol.produce import ProduceRequest
-from prometheus_client.parser import text_string_to_metric_families
 
 from stream_app import kafka
 from stream_app.broker import free_port
@@ -19,6 +17,7 @@ from stream_app.config import Settings
 from stream_app.errors import InvalidInput
 from stream_app.messages import decode_assignment, decode_sum, encode_report
 from tests.integration.fuzz.inputs import Inputs, unparsable
+from tests.integration.probes import rss_mb, series
 from tests.integration.service import Worker
 
 _TOPICS = {"reports": 90, "assignments": 5, "experiments": 5}
@@ -54,16 +53,7 @@ class Site:
 
     async def samples_of(self, worker: str, metric: str) -> dict[tuple[str, ...], int]:
         """A metric's series by their labels' values, from the worker's endpoint."""
-        url = f"http://127.0.0.1:{self.ports[worker]}/metrics"
-        text = await asyncio.to_thread(
-            lambda: urllib.request.urlopen(url, timeout=20).read().decode()
-        )
-        return {
-            tuple(sample.labels.values()): int(sample.value)
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == metric
-        }
+        return await asyncio.to_thread(series, self.ports[worker], metric)
 
     async def counted(self) -> tuple[int, int, int]:
         """Reports by the shuffle stage, and what both stages refused on the other topics."""
@@ -75,7 +65,7 @@ class Site:
         )
 
     def rss_mb(self) -> dict[str, int]:
-        return {name: _rss_mb(worker.process.pid) for name, worker in self.workers.items()}
+        return {name: rss_mb(worker.process.pid) for name, worker in self.workers.items()}
 
     async def learn(self) -> None:
         """Keep the newest good record of each topic."""
@@ -164,10 +154,3 @@ class Site:
                 return
             assert time.monotonic() < deadline, f"counted {counted}, due {due}"
             await asyncio.sleep(0.5)
-
-
-def _rss_mb(pid: int) -> int:
-    (line,) = [
-        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in line
-    ]
-    return int(line.split()[1]) // 1024
