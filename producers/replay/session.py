@@ -6,8 +6,7 @@ is sent.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from producers.link import Link
 from producers.replay import position
 from producers.replay.compare import others
 from producers.replay.files import fingerprint
-from producers.replay.log import Chunk, Floats, Log, Skipped
+from producers.replay.log import Floats, Log, Skipped
 from producers.replay.match import Matcher, Mode, Place, Rows, make
 from producers.replay.memory import Player, Run
 from producers.replay.noise import fresh_key
@@ -128,7 +127,7 @@ def _first_reading(
     survey, arms = Survey(), len(plan.experiment.arms)
     thinned = making()
     thinning = thinned.thinning if isinstance(thinned, Rows) else None
-    for chunk in _ahead(log.chunks()):
+    for chunk in log.chunks():
         survey.add(chunk, arms)
         for player in (*players, *compared):
             player.feed(chunk)
@@ -141,15 +140,6 @@ def _first_reading(
     if thinning is not None:
         played.kept, played.capped = thinning.kept / thinning.seen, thinning.capped
     return played
-
-
-def _ahead(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """The chunks; a thread reads the next one while one is used (arrow needs no lock for that)."""
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, chunks, None)
-        while (chunk := coming.result()) is not None:
-            coming = thread.submit(next, chunks, None)
-            yield chunk
 
 
 def _matchers(log: Log, plan: Plan) -> Callable[..., Matcher]:

@@ -9,6 +9,7 @@ import csv
 import importlib.util
 import io
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 import numpy as np
@@ -29,8 +30,9 @@ from producers.replay.records import (
 from stream_app.errors import Unavailable
 
 HAS_ARROW = importlib.util.find_spec("pyarrow") is not None
-# arrow reads up to 32 blocks ahead, whatever was asked: 16 MB. No row may be longer than a block.
-_BLOCK_BYTES = 1 << 19
+# arrow reads up to 32 blocks ahead, whatever was asked: 64 MB. No row may be longer than a block.
+# At every block it waits for the interpreter, which an agent may hold for 5 ms: few are faster.
+_BLOCK_BYTES = 1 << 21
 
 
 def read(source: Source, form: Format, named: dict[str, str]) -> Iterator[Table]:
@@ -143,7 +145,7 @@ def _numbered(
     `skipped` is emptied as its rows are told of.
     """
     position = first
-    for batch in batches:
+    for batch in _ahead(batches):
         numbers = np.arange(position, position + batch.num_rows, dtype=np.int64)
         told = 0
         while told < len(skipped) and len(numbers) and skipped[told] <= numbers[-1]:
@@ -155,6 +157,16 @@ def _numbered(
         del skipped[:told]
     nothing = {name: Column(np.empty(0, np.int32), []) for name in wanted}
     yield Table(nothing, np.empty(0, np.int64), _wrong(skipped))
+
+
+def _ahead(batches: Any) -> Iterator[Any]:
+    """Arrow's batches; a thread reads the next one while one is used, and nothing else."""
+    coming = iter(batches)
+    with ThreadPoolExecutor(1) as thread:
+        reading = thread.submit(next, coming, None)
+        while (batch := reading.result()) is not None:
+            reading = thread.submit(next, coming, None)
+            yield batch
 
 
 def _wrong(numbers: list[int]) -> list[tuple[str, int]]:
