@@ -33,7 +33,7 @@ from stream_app.messages import encode_report
 log = logging.getLogger("shufflebandit.client")
 
 _LINGER_S = 0.005
-_MOST_AT_ONCE = 20_000  # reports in one sending
+_MOST_AT_ONCE = 50_000  # reports in one sending
 _MOST_SLEEP_S = 10.0  # a changed wall clock is noticed within this
 _CLOSE_S = 5.0
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 5.0
