@@ -6,9 +6,10 @@ a sum that is in the log, even in an aborted transaction, is released again byte
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from operator import itemgetter
 
 from stream_app.config import Settings
 from stream_app.core.terms import Limits, Terms, check
@@ -30,8 +31,6 @@ from stream_app.stages.partition import Log, Output, Record, Stage
 from stream_app.stages.runner import Runner
 
 log = logging.getLogger("shufflebandit.shuffle")
-
-_FEW = 4  # so many reports in a row are counted faster one by one
 
 
 @dataclass(slots=True)
@@ -67,35 +66,53 @@ class ShufflePartition:
     def feed(self, records: Sequence[Record], *, refreshed: bool) -> int:
         """Count reports into their windows; stops at a batch that may be newer than what it knows.
 
-        The hot path: reports are taken apart together, and those of one batch that stand in a row
-        are counted together.
+        The hot path: reports are taken apart together, and those of one batch are counted together.
         """
         batches, ids, ones = decode_reports([record.value for record in records])
-        accepted = start = 0
-        for (batch, key), run in groupby(zip(batches, [r.key for r in records], strict=True)):
-            stop = start + len(list(run))
+        count = len(records) if refreshed else self._known_until(records, batches)
+        keys = [record.key for record in records[:count]]
+        groups: defaultdict[tuple[bytes | None, bytes | None], list[int]] = defaultdict(list)
+        for index, batch_and_key in enumerate(zip(batches, keys, strict=False)):
+            groups[batch_and_key].append(index)
+        single: list[int] = []
+        full: list[tuple[int, Window]] = []
+        for (batch, key), members in groups.items():
             window = self._windows.get(batch)
-            if window is not None and window.key == key and stop - start > _FEW:
-                end = min(stop, start + window.room)
-                first, last = (
-                    place(r.offset, r.timestamp) for r in (records[start], records[end - 1])
-                )
-                if window.accept_all(ids[start:end], ones[start:end], first, last):
-                    accepted += end - start
-                    start = end
-                    if window.full:
-                        self._release(window)
-            for index in range(start, stop):
-                reason = self._count(records[index], batch, ids[index], ones[index])
-                if reason is None:
-                    accepted += 1
-                elif reason is Refusal.UNKNOWN_BATCH and not refreshed:
-                    self._advance(records, index, accepted)
+            if window is None or window.key != key:
+                single += members
+                continue
+            taken = members[: window.room]
+            first, last = (
+                place(records[i].offset, records[i].timestamp) for i in (taken[0], taken[-1])
+            )
+            if window.accept_all([ids[i] for i in taken], [ones[i] for i in taken], first, last):
+                self.accepted += len(taken)
+                single += members[len(taken) :]
+                if window.full:
+                    full.append((last.offset, window))
+            else:
+                single += members
+        for _, window in sorted(full, key=itemgetter(0)):
+            self._release(window)
+        for index in sorted(single):
+            reason = self._count(records[index], batches[index], ids[index], ones[index])
+            if reason is None:
+                self.accepted += 1
+            else:
+                self.refused[reason] += 1
+        self._advance(records, count)
+        return count
+
+    def _known_until(self, records: Sequence[Record], batches: Sequence[bytes | None]) -> int:
+        """The place of the first report to a batch that is neither open nor an older one."""
+        strange = set(batches) - self._windows.keys()
+        if strange:
+            for index, record in enumerate(records):
+                if (
+                    batches[index] in strange
+                    and self._without_window(record) is Refusal.UNKNOWN_BATCH
+                ):
                     return index
-                else:
-                    self.refused[reason] += 1
-            start = stop
-        self._advance(records, len(records), accepted)
         return len(records)
 
     def _count(
@@ -112,8 +129,7 @@ class ShufflePartition:
             self._release(window)
         return refusal
 
-    def _advance(self, records: Sequence[Record], count: int, accepted: int) -> None:
-        self.accepted += accepted
+    def _advance(self, records: Sequence[Record], count: int) -> None:
         if count:
             self._position = records[count - 1].offset + 1
             if self._behind(self._mark) and self._behind(self.mark()):

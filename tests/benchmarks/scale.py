@@ -18,7 +18,6 @@ from stream_app.app import collect_rarely
 from stream_app.broker import LocalBroker, free_port
 from stream_app.config import Settings
 from stream_app.core.agents import Agent
-from stream_app.core.terms import Terms
 from stream_app.core.window import Place, Release
 from stream_app.messages import Assignment, Definition, encode_sum
 from stream_app.reading import read_partition
@@ -33,6 +32,7 @@ from tests.stages.fakes import terms
 _PARTITIONS = 8
 _EXPERIMENTS = 10_000
 _SIZE = 30
+_BATCH = 1_000
 _SUMS = 1_000_000
 _OPEN = 1_000_000
 
@@ -78,25 +78,29 @@ async def _spread(
 
 
 async def _single(bootstrap: str) -> float:
-    settings = await waiting(bootstrap, 10, _EXPERIMENTS * _SIZE // 10)
-    return await drained(settings, sums=10) / (_EXPERIMENTS * _SIZE)
+    count = _EXPERIMENTS * _SIZE // _BATCH
+    settings = await waiting(bootstrap, count, _BATCH)
+    return await drained(settings, count) / (count * _BATCH)
 
 
 async def _mixed(bootstrap: str) -> float:
-    settings = await crowded(bootstrap)
-    return await drained(settings, _EXPERIMENTS, _PARTITIONS) / (_EXPERIMENTS * _SIZE)
+    """As many reports and as many releases: most windows stay open, as they would at any time."""
+    full = _EXPERIMENTS * _SIZE // _BATCH
+    sizes = [_SIZE] * full + [_BATCH] * (_EXPERIMENTS - full)
+    settings = await crowded(bootstrap, sizes, _SIZE)
+    return await drained(settings, full, _PARTITIONS) / (_EXPERIMENTS * _SIZE)
 
 
 async def crowded(
-    bootstrap: str, experiments: int = _EXPERIMENTS, size: int = _SIZE, count: int = _PARTITIONS
+    bootstrap: str, sizes: Sequence[int], each: int, count: int = _PARTITIONS
 ) -> Settings:
-    """A batch of every experiment, open, and their reports in random order."""
+    """Experiments with an open batch of each size, and `each` reports to all in random order."""
     settings = settings_for(bootstrap)
     await topics(settings, count)
-    first = terms(1, size)
-    batches: list[Terms] = [replace(first, experiment=f"e{i}") for i in range(experiments)]
+    kinds = {size: terms(1, size) for size in set(sizes)}
+    batches = [replace(kinds[size], experiment=f"e{i}") for i, size in enumerate(sizes)]
     await _spread(settings, "assignments", [opening([batch]) for batch in batches], count)
-    mixed = [record for batch in batches for record in reports(batch, size)]
+    mixed = [record for batch in batches for record in reports(batch, each)]
     random.Random(1).shuffle(mixed)
     await _spread(settings, "reports", mixed, count)
     return settings
@@ -275,7 +279,7 @@ def _second_worker(bootstrap: str, folder: Path) -> Outcome:
     """The middle of the work by the sums' own times, so that no start counts."""
     spans = {}
     for count in (1, 2):
-        settings = uvloop.run(crowded(bootstrap, size=4 * _SIZE))
+        settings = uvloop.run(crowded(bootstrap, [4 * _SIZE] * _EXPERIMENTS, 4 * _SIZE))
         with workers(settings, folder, *["shuffle"] * count):
             spans[count] = uvloop.run(_middle(settings))
     return Outcome(

@@ -53,7 +53,7 @@ async def _sized(bootstrap: str, size: int) -> float:
 
 async def _mixed(bootstrap: str, experiments: int, partitions: int) -> float:
     size = _REPORTS // experiments
-    settings = await crowded(bootstrap, experiments, size, partitions)
+    settings = await crowded(bootstrap, [size] * experiments, size, partitions)
     return experiments * size / await drained(settings, experiments, partitions)
 
 
