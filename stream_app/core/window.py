@@ -101,7 +101,7 @@ class Window:
         return None
 
     def accept_all(self, ids: list[bytes], ones: list[int], first: Place, last: Place) -> bool:
-        """Count reports that stand in a row, if `accept` would count each; else do nothing.
+        """Count reports in the order of the log, if `accept` would count each; else do nothing.
 
         Many times faster than one by one.
         """
