@@ -50,7 +50,7 @@ def outcomes() -> Iterator[Outcome]:
             rounds=3,
         )
         yield _memory(bootstrap, folder)
-        settings = uvloop.run(_long_log(bootstrap))
+        settings = uvloop.run(_idle(bootstrap, _EXPERIMENTS, _SUMS // _EXPERIMENTS))
         yield compare(
             f"start with {_EXPERIMENTS} experiments and {_SUMS} sums in the log, both stages",
             "reading the same records bare",
@@ -109,24 +109,45 @@ async def crowded(
 # -- memory and start ---------------------------------------------------------------------------
 
 
-async def _idle(bootstrap: str, count: int) -> Settings:
-    """Experiments that have just begun, as the operator and the agent write them."""
+async def _idle(bootstrap: str, count: int, sums: int = 0) -> Settings:
+    """Experiments as the operator and the agent write them, with so many sums behind each."""
     settings = settings_for(bootstrap)
     await topics(settings, _PARTITIONS)
     begun = experiment("e", horizon=100_000)
     state = Agent(begun).begin()
-    definitions = [replace(begun, name=f"e{i}") for i in range(count)]
-    await _spread(
-        settings,
-        "experiments",
-        [(d.name.encode(), Definition(d).encode()) for d in definitions],
-    )
-    await _spread(
-        settings,
-        "assignments",
-        [(d.name.encode(), Assignment(d, state).encode()) for d in definitions],
-    )
+    opened = tuple(replace(batch, sequence=sums + batch.sequence) for batch in state.open)
+    state = replace(state, open=opened, sequence=sums + state.sequence)
+    parts: dict[int, list[str]] = {}
+    for name in (f"e{i}" for i in range(count)):
+        parts.setdefault(kafka.partition_of(name, _PARTITIONS), []).append(name)
+    for number, names in parts.items():
+        definitions = [replace(begun, name=name) for name in names]
+        written = (
+            ("experiments", ((d.name.encode(), Definition(d).encode()) for d in definitions)),
+            ("sums", _past_sums(names, sums)),
+            # Every sum is in the newest assignment of its experiment.
+            (
+                "assignments",
+                (
+                    (d.name.encode(), Assignment(d, state, (sums - 1) * len(names) + i).encode())
+                    for i, d in enumerate(definitions)
+                ),
+            ),
+        )
+        for topic, records in written:
+            await send(settings, topic, number, records)
     return settings
+
+
+def _past_sums(names: Sequence[str], sums: int) -> Iterator[Record]:
+    """The first sum of each experiment, then the second of each, and so on."""
+    batch = terms(1, _SIZE)
+    past = encode_sum(Release(batch.batch_id, batch, 15, "0" * 64, Place(0, 0), Place(1, 1)))
+    head, tail = past.split(b'"batch":"1.')
+    for sequence in range(1, sums + 1):
+        value = head + b'"batch":"%d.' % sequence + tail
+        for name in names:
+            yield name.encode(), value
 
 
 def _memory(bootstrap: str, folder: Path) -> Outcome:
@@ -163,21 +184,6 @@ def _until(holds: Callable[[], bool], limit_s: float = 300) -> None:
             pass
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.2)
-
-
-async def _long_log(bootstrap: str) -> Settings:
-    """Idle experiments that have many sums behind them."""
-    settings = await _idle(bootstrap, _EXPERIMENTS)
-    batch = terms(1, _SIZE)
-    past = encode_sum(Release(batch.batch_id, batch, 15, "0" * 64, Place(0, 0), Place(1, 1)))
-    head, tail = past.split(b'"batch":"1.')
-    each = _SUMS // _EXPERIMENTS
-    # Numbers far above those that the assignments have open.
-    values = [head + b'"batch":"%d.' % (1_000 + i) + tail for i in range(each)]
-    keys = [b"e%d" % i for i in range(_EXPERIMENTS)]
-    for value in values:
-        await _spread(settings, "sums", [(key, value) for key in keys])
-    return settings
 
 
 async def _read_bare(settings: Settings, names: Sequence[str]) -> float:
