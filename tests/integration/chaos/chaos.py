@@ -73,8 +73,7 @@ class Chaos:
                 worker.kill()
                 worker.start()
             case "stop worker":
-                await asyncio.to_thread(worker.stop)
-                worker.start()
+                await asyncio.to_thread(worker.stop)  # `revive` starts it again
             case "freeze worker":
                 worker.process.send_signal(signal.SIGSTOP)
                 await asyncio.sleep(_FREEZE_S)
@@ -120,7 +119,7 @@ class Chaos:
             await self.event()
 
     async def revive(self) -> None:
-        """Start workers again that gave up because no Kafka answered at their start."""
+        """Start workers again that were stopped, or gave up since no Kafka answered them."""
         while True:
             await asyncio.sleep(1)
             for worker in self.running:
@@ -176,7 +175,7 @@ async def run(broker: LocalBroker, folder: Path, minutes: float, seed: int) -> C
             f"chaos-{i}",
             order="interleaved" if i % 2 else "sequential",
             preset="kl-ucb" if i == 3 else "optimal",
-            horizon=int(minutes * 60 * 220),
+            horizon=int(minutes * 60 * 150),
             means=[0.5, 0.5, 0.5],
         )
         for i in range(4)
