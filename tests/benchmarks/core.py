@@ -2,6 +2,7 @@
 
 import math
 import secrets
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
@@ -18,6 +19,8 @@ from stream_app.core.experiment import Experiment
 from stream_app.core.mechanisms import DiscreteLaplace, Promise, calibrate
 from stream_app.core.samplers import laplace_table
 from stream_app.core.schedules import Plan
+from stream_app.core.terms import Terms
+from stream_app.core.window import open_window, place
 from tests.benchmarks.harness import Outcome, compare, seconds
 
 FILE = Path(__file__).parents[2] / "deploy" / "experiments" / "five-arms.toml"
@@ -50,6 +53,14 @@ def outcomes() -> Iterator[Outcome]:
     )
     for preset in ("optimal", "kl-ucb"):
         yield _decision(preset)
+    for reports in (100_000, 1_000_000):
+        yield Outcome(
+            f"an open window of {reports} reports: bytes a report",
+            "the id itself",
+            16.0,
+            _window_bytes(reports) / reports,
+            100 / 16,
+        )
     yield compare(
         "simulation: 1 000 runs of optimal, T = 1e6: seconds a run",
         "one run with numpy that draws each user's reward and noise",
@@ -58,6 +69,17 @@ def outcomes() -> Iterator[Outcome]:
         target=0.01,
         rounds=3,
     )
+
+
+def _window_bytes(reports: int) -> int:
+    """All that a window holds of its reports; Python's allocator rounds objects up to 16 bytes."""
+    promise = Promise(Decimal("0.5"), Decimal("1e-6"), 2 * reports)
+    terms = Terms("demo", 1, "a", calibrate(promise))
+    window = open_window(terms.batch_id, terms)
+    ids = [secrets.token_bytes(16) for _ in range(reports)]
+    assert window.accept_all(ids, [0] * reports, place(0, 0), place(reports - 1, 0))
+    objects = sum(-(-sys.getsizeof(each) // 16) * 16 for each in window.ids)
+    return objects + sys.getsizeof(window.ids) + sys.getsizeof(window.fresh)
 
 
 def _decision(preset: str) -> Outcome:

@@ -8,6 +8,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
+_LEAST = 1e-2  # the shortest bar
+
 
 def draw(results: dict[str, Any], folder: Path) -> None:
     """Both pictures, from what `__main__` wrote as JSON."""
@@ -21,15 +23,21 @@ def _ratios(outcomes: list[dict[str, Any]], cores: int, path: Path) -> None:
     """Each cost against its peer's, in shares of what was aimed at: left of the line is reached."""
     outcomes = list(reversed(outcomes))
     shares = [o["ratio"] / o["target"] for o in outcomes]
-    figure, axes = pyplot.subplots(figsize=(11, 0.34 * len(outcomes) + 1.2), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(13, 0.36 * len(outcomes) + 1.2), layout="constrained")
     colours = ["tab:green" if share <= 1 else "tab:red" for share in shares]
-    axes.barh(range(len(shares)), [max(share, 1e-3) for share in shares], color=colours)
-    axes.set_yticks(range(len(shares)), [o["name"] for o in outcomes], fontsize=8)
+    axes.barh(range(len(shares)), [max(share, _LEAST) for share in shares], color=colours)
+    labels = [f"{o['name'].partition(' (')[0]}\nagainst {o['peer'][:75]}" for o in outcomes]
+    axes.set_yticks(range(len(shares)), labels, fontsize=6)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xscale("log")
-    axes.set_xlabel(f"cost as a share of the aim (1: just reached); all programs on {cores} cores")
-    for row, (o, share) in enumerate(zip(outcomes, shares, strict=True)):
-        axes.text(max(share, 1e-3), row, f" {o['ratio']:.2g}", va="center", fontsize=8)
+    axes.set_xlim(_LEAST / 2, 3 * max(shares))
+    axes.margins(y=0.01)
+    axes.set_xlabel(
+        f"cost as a share of what was aimed at (1: just reached); all programs on {cores} cores; "
+        "the figures are ours / peer"
+    )
+    for row, o in enumerate(outcomes):
+        axes.text(_LEAST / 1.8, row, f"{o['ratio']:.2g}", va="center", fontsize=8)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
@@ -40,7 +48,7 @@ def _curves(curves: list[dict[str, Any]], cores: int, path: Path) -> None:
     for axes, curve in zip(grid, curves, strict=True):
         axes.plot(curve["points"], curve["reports_per_second"], marker="o")
         axes.set_xscale("log")
-        axes.set_xlabel(curve["name"])
+        axes.set_xlabel(curve["name"], fontsize=9)
         axes.grid(alpha=0.3)
     grid[0].set_ylim(bottom=0)
     grid[0].set_ylabel("reports / s")

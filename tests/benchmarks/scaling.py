@@ -20,17 +20,17 @@ def curves() -> list[dict[str, Any]]:
         return [
             _curve("batch size", (100, 1_000, 10_000, 100_000), lambda n: _sized(bootstrap, n)),
             _curve(
-                "experiments, mixed, on 8 partitions",
+                "experiments on 8 partitions, 1 batch each",
                 (10, 100, 1_000, 10_000),
                 lambda n: _mixed(bootstrap, n, 8),
             ),
             _curve(
-                "partitions, 1 000 experiments",
+                "partitions, 1 000 batches of 200",
                 (1, 2, 4, 8, 16),
                 lambda n: _mixed(bootstrap, 1_000, n),
             ),
             _curve(
-                "reports between checkpoints (max_reread_records)",
+                "max_reread_records, one batch",
                 (5_000, 20_000, 100_000, 1_000_000),
                 lambda n: _checkpointed(bootstrap, n),
             ),

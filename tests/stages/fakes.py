@@ -263,3 +263,17 @@ def valid_reports(
         if 0 <= ones <= bits and identity not in [seen for _, seen, _ in found]:
             found.append((record.offset, identity, ones))
     return found
+
+
+def by_key(output: Output) -> tuple[str, bytes]:
+    return output.topic, output.key
+
+
+def refusals(worker: Worker) -> dict[str, int]:
+    return {str(reason): count for reason, count in worker.state.refused.items() if count}
+
+
+def filled(kafka: Kafka, batch: Terms, first: int, count: int | None = None) -> None:
+    """As many distinct reports as the batch needs, or `count`."""
+    for number in range(first, first + (count or batch.mechanism.promise.batch_size)):
+        report(kafka, batch, number, ones=number % 7)
