@@ -6,7 +6,7 @@ arm that the experiment does not have, a reward outside [0, 1], a propensity out
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -102,8 +102,8 @@ class Log:
         self._codes = {arm: i for i, arm in enumerate(self.arms)}
         self._seen, self._usable = SeenUsers(), 0
 
-    def chunks(self) -> Iterator[Chunk]:
-        """All usable rows in order. Raises ConfigurationError, InvalidInput."""
+    def chunks(self) -> Generator[Chunk, None, None]:
+        """All usable rows in order; to be closed. Raises ConfigurationError, InvalidInput."""
         self._reset()
         for source in self.sources:
             form = detect(source, self._given)

@@ -7,6 +7,7 @@ is sent.
 
 import hashlib
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,8 +59,9 @@ class Played:
 def look(log: Log) -> Survey:
     """The log's own figures, from one reading. Raises if anything in it is wrong."""
     survey = Survey()
-    for chunk in log.chunks():
-        survey.add(chunk, len(log.arms))
+    with closing(log.chunks()) as chunks:
+        for chunk in chunks:
+            survey.add(chunk, len(log.arms))
     return survey
 
 
@@ -101,11 +103,12 @@ async def through_kafka(
         await create()
     begins = known.step.place if known.step is not None else None
     matcher = making(begins)
-    driver = Driver(
-        settings, plan.experiment, log.chunks(), matcher, known,
-        speed=speed, progress=progress, link=link,
-    )  # fmt: skip
-    played.runs.insert(0, await driver.play())
+    with closing(log.chunks()) as chunks:
+        driver = Driver(
+            settings, plan.experiment, chunks, matcher, known,
+            speed=speed, progress=progress, link=link,
+        )  # fmt: skip
+        played.runs.insert(0, await driver.play())
     return played
 
 
@@ -127,12 +130,13 @@ def _first_reading(
     survey, arms = Survey(), len(plan.experiment.arms)
     thinned = making()
     thinning = thinned.thinning if isinstance(thinned, Rows) else None
-    for chunk in log.chunks():
-        survey.add(chunk, arms)
-        for player in (*players, *compared):
-            player.feed(chunk)
-        if thinning is not None:
-            thinning.keeps(chunk)
+    with closing(log.chunks()) as chunks:
+        for chunk in chunks:
+            survey.add(chunk, arms)
+            for player in (*players, *compared):
+                player.feed(chunk)
+            if thinning is not None:
+                thinning.keeps(chunk)
     played = Played(
         plan, through, [source.name for source in log.sources], log.rows, log.filtered,
         log.skipped, survey, log.arms, [player.run for player in compared],

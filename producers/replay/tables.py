@@ -29,6 +29,7 @@ from producers.replay.records import (
 )
 from stream_app.errors import Unavailable
 
+READER = "replay-reader"  # the name of its thread
 HAS_ARROW = importlib.util.find_spec("pyarrow") is not None
 # arrow reads up to 32 blocks ahead, whatever was asked: 64 MB. No row may be longer than a block.
 # At every block it waits for the interpreter, which an agent may hold for 5 ms: few are faster.
@@ -160,9 +161,12 @@ def _numbered(
 
 
 def _ahead(batches: Any) -> Iterator[Any]:
-    """Arrow's batches; a thread reads the next one while one is used, and nothing else."""
+    """Arrow's batches; a thread reads the next one while one is used, and nothing else.
+
+    To be closed: if the garbage collector does it, waiting for the thread can be a deadlock.
+    """
     coming = iter(batches)
-    with ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1, READER) as thread:
         reading = thread.submit(next, coming, None)
         while (batch := reading.result()) is not None:
             reading = thread.submit(next, coming, None)

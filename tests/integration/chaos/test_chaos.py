@@ -1,4 +1,4 @@
-"""A short chaos run in CI; `make chaos MINUTES=n` for longer ones."""
+"""A chaos run of three minutes in all, in CI; `make chaos MINUTES=n` for longer ones."""
 
 import random
 from pathlib import Path
@@ -17,8 +17,8 @@ async def test_nothing_is_lost_or_counted_twice(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     with small_disk() as disk, LocalBroker(disk) as broker:
-        events = await run(broker, tmp_path, minutes=3, seed=seed)
+        events = await run(broker, tmp_path, minutes=2, seed=seed)
     print(dict(events))
 
-    assert events["kill worker"] + events["kill producer"] >= 20
+    assert events["kill worker"] + events["kill producer"] >= 15
     assert events["batches"] > 50

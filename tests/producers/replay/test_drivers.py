@@ -1,6 +1,7 @@
 """Agents on logs: in memory, and through a service that is cut off at bad moments."""
 
 import math
+import threading
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from producers.replay.columns import Columns
 from producers.replay.match import Mode
 from producers.replay.report import report
 from producers.replay.session import Plan
+from producers.replay.tables import READER
 from stream_app.config import Settings
 from stream_app.core.agents import Status
 from stream_app.errors import ConfigurationError, InvalidInput, Unavailable
@@ -128,6 +130,8 @@ async def test_an_interrupted_replay_goes_on_and_counts_nothing_twice(
     for after in (0, 1, 31, 32, 33, 64, 65, 100, 200, 300, 500, 1000):
         with cut(service, after), pytest.raises(Unavailable):
             await session.through_kafka(Settings(), log(clear), plan, path, link=service, _key=KEY)
+        # Left to the garbage collector, a reader can be waited for where it cannot end.
+        assert not [thread for thread in threading.enumerate() if READER in thread.name]
     ended = await session.through_kafka(Settings(), log(clear), plan, path, link=service, _key=KEY)
     direct = session.in_memory(log(clear), plan, _key=KEY)
 
