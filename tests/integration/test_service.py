@@ -134,7 +134,11 @@ async def test_second_terms_under_a_sequence_number(broker: LocalBroker, tmp_pat
         async with Client(settings, "twice", store=NewUsers()) as client:
             assert client.choose("user").batch_id == batch_id(open_terms[0])
             await send(settings, "reports", b"twice", b"{}")
-            await asyncio.sleep(3)
+
+            async def opened() -> bool:
+                return "shuffle: partition 0 opened" in running[0].log.read_text()
+
+            await until(opened, limit_s=60)
             await send(settings, "assignments", b"twice", second.encode())
             await client.changed(5)
             refused = client.refused_terms
@@ -220,7 +224,11 @@ async def test_broker_goes_away_and_comes_back(tmp_path: Path) -> None:
             users = asyncio.ensure_future(
                 run_users(settings, "outage", rate=1500, experiment=definition)
             )
-            await asyncio.sleep(5)
+
+            async def at_work() -> bool:
+                return await count(settings, "sums", "outage") > 0
+
+            await until(at_work, limit_s=60)
             await asyncio.to_thread(own.kill)
             await asyncio.sleep(8)
             await asyncio.to_thread(own.start)
