@@ -78,8 +78,11 @@ class ShufflePartition:
         full: list[tuple[int, Window]] = []
         for (batch, key), members in groups.items():
             window = self._windows.get(batch)
-            if window is None or window.key != key:
+            if window is None:
                 single += members
+                continue
+            if window.key != key:
+                self.refused[Refusal.WRONG_KEY] += len(members)
                 continue
             taken = members[: window.room]
             first, last = (
@@ -105,14 +108,14 @@ class ShufflePartition:
 
     def _known_until(self, records: Sequence[Record], batches: Sequence[bytes | None]) -> int:
         """The place of the first report to a batch that is neither open nor an older one."""
-        strange = set(batches) - self._windows.keys()
-        if strange:
-            for index, record in enumerate(records):
-                if (
-                    batches[index] in strange
-                    and self._without_window(record) is Refusal.UNKNOWN_BATCH
-                ):
+        strange = set(batches) - self._windows.keys() - {None}
+        older: set[tuple[bytes | None, bytes | None]] = set()
+        for index, record in enumerate(records if strange else ()):
+            which = (batches[index], record.key)
+            if which[0] in strange and which not in older:
+                if self._without_window(record) is Refusal.UNKNOWN_BATCH:
                     return index
+                older.add(which)
         return len(records)
 
     def _count(
@@ -122,8 +125,6 @@ class ShufflePartition:
         window = self._windows.get(batch)
         if window is None:
             return self._without_window(record)
-        if record.key != window.key:
-            return Refusal.WRONG_KEY
         refusal = window.accept(report_id, ones, record.offset, record.timestamp)
         if window.full:
             self._release(window)

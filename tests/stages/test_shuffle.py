@@ -142,6 +142,18 @@ def test_every_reason() -> None:
     }
 
 
+def test_wrong_key_where_the_window_fills() -> None:
+    """A report under another's key is that, also if its batch is released in the same chunk."""
+    kafka, batch = Kafka(), terms(size=2)
+    offer(kafka, batch)
+    kafka.append("reports", b"other", encode_report(batch.batch_id, report_id(3), 1))
+    filled(kafka, batch, 0)
+    worker = Worker(kafka)
+
+    assert len(worker.run()) == 1
+    assert refusals(worker) == {"wrong_key": 1}
+
+
 @pytest.mark.parametrize(
     "timestamp",
     [
