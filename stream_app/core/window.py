@@ -6,13 +6,12 @@ where its first and last report stand in the log; of the rewards nothing else, a
 before the window is full (README, "Who sees what").
 """
 
-import hashlib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import numpy as np
-
+from stream_app.core.ids import Ids
 from stream_app.core.terms import MAX_INTEGER, Terms
 
 MAX_DELTA_IDS = 32_768  # 512 KB
@@ -72,8 +71,8 @@ class Window:
     key: bytes
     size: int
     bits: int
-    ids: set[bytes] = field(default_factory=set)
-    fresh: list[bytes] = field(default_factory=list)  # accepted since the last checkpoint
+    ids: Ids = field(default_factory=Ids)
+    fresh: bytearray = field(default_factory=bytearray)  # ids since the last checkpoint
     total: int = 0
     fresh_total: int = 0
     first: Place | None = None
@@ -84,44 +83,34 @@ class Window:
 
     def accept(self, report_id: bytes, ones: int, offset: int, time_ms: int) -> Refusal | None:
         """Count a report, or say why not. The caller asks `full` next."""
-        if not 0 <= ones <= self.bits:
-            return Refusal.OUT_OF_RANGE
-        if offset < self.reached:
-            return Refusal.REREAD
-        if report_id in self.ids:
-            return Refusal.DUPLICATE
-        self.ids.add(report_id)
-        self.fresh.append(report_id)
-        self.fresh_total += ones
-        if self.fresh_first is None:
-            self.fresh_first = place(offset, time_ms)
-            self.first = self.first or self.fresh_first
-        if len(self.ids) == self.size:
-            self.last = place(offset, time_ms)
-        return None
+        refused = self.accept_all([report_id], [ones], lambda _: place(offset, time_ms))
+        return next(iter(refused), None)
 
-    def accept_all(self, ids: list[bytes], ones: list[int], first: Place, last: Place) -> bool:
-        """Count reports in the order of the log, if `accept` would count each; else do nothing.
+    def accept_all(
+        self, ids: Sequence[bytes], ones: Sequence[int], where: Callable[[int], Place]
+    ) -> dict[Refusal, int]:
+        """Count reports in the order of the log, at most as many as there is room for.
 
-        Many times faster than one by one.
+        `where` tells the place of each. Returns how many were refused, by reason.
         """
-        new = set(ids)
-        if (
-            len(new) < len(ids)
-            or len(ids) > self.room
-            or first.offset < self.reached
-            or min(ones) < 0
-            or max(ones) > self.bits
-            or not self.ids.isdisjoint(new)
-        ):
-            return False
-        self.ids |= new
-        self.fresh += ids
-        self.fresh_total += sum(ones)
-        self.fresh_first = self.fresh_first or first
-        self.first = self.first or first
-        self.last = last
-        return True
+        refused: dict[int, Refusal] = {}
+        if where(0).offset < self.reached:
+            again = (i for i in range(len(ids)) if where(i).offset < self.reached)
+            refused = dict.fromkeys(again, Refusal.REREAD)
+        if min(ones) < 0 or max(ones) > self.bits:
+            wrong = (i for i, count in enumerate(ones) if not 0 <= count <= self.bits)
+            refused |= dict.fromkeys(wrong, Refusal.OUT_OF_RANGE)
+        left = _without(range(len(ids)), refused)
+        known = self.ids.add_all([ids[i] for i in left] if refused else ids)
+        refused |= {left[i]: Refusal.DUPLICATE for i in known}
+        left = _without(left, refused)
+        if left:
+            self.fresh += b"".join([ids[i] for i in left] if refused else ids)
+            self.fresh_total += sum([ones[i] for i in left] if refused else ones)
+            first, self.last = where(left[0]), where(left[-1])
+            self.fresh_first = self.fresh_first or first
+            self.first = self.first or first
+        return Counter(refused.values())
 
     @property
     def full(self) -> bool:
@@ -142,7 +131,7 @@ class Window:
             self.batch_id,
             self.terms,
             self.total + self.fresh_total,
-            digest(self.ids if self.deltas else self.fresh),  # the list is faster to walk
+            self.ids.digest(),
             self.first,
             self.last,
         )
@@ -155,12 +144,12 @@ class Window:
             Delta(
                 self.batch_id,
                 self.deltas + i,
-                b"".join(self.fresh[start : start + MAX_DELTA_IDS]),
+                bytes(self.fresh[start : start + 16 * MAX_DELTA_IDS]),
                 self.fresh_total if start == 0 else 0,
                 self.fresh_first,
                 position,
             )
-            for i, start in enumerate(range(0, len(self.fresh), MAX_DELTA_IDS))
+            for i, start in enumerate(range(0, len(self.fresh), 16 * MAX_DELTA_IDS))
         ]
         self.deltas += len(deltas)
         self.total += self.fresh_total
@@ -170,10 +159,14 @@ class Window:
 
     def restore(self, delta: Delta) -> None:
         """Take up a checkpoint; deltas come in the order of their numbers."""
-        self.ids.update(delta.ids[i : i + 16] for i in range(0, len(delta.ids), 16))
+        self.ids.add_all([delta.ids[i : i + 16] for i in range(0, len(delta.ids), 16)])
         self.total += delta.total
         self.first = self.first or delta.first
         self.reached, self.deltas = delta.reached, delta.number + 1
+
+
+def _without(places: Sequence[int], refused: Collection[int]) -> Sequence[int]:
+    return [place for place in places if place not in refused] if refused else places
 
 
 def place(offset: int, time_ms: int) -> Place:
@@ -186,13 +179,3 @@ def open_window(batch_id: str, terms: Terms) -> Window:
     mechanism = terms.mechanism
     key, size = terms.experiment.encode(), mechanism.promise.batch_size
     return Window(batch_id, terms, key, size, mechanism.bits)
-
-
-def digest(ids: Iterable[bytes]) -> str:
-    """SHA-256 over the sorted report ids: what an auditor compares."""
-    halves = np.frombuffer(b"".join(ids), dtype=">u8").reshape(-1, 2)
-    first = halves[:, 0].astype(np.uint64)
-    order = np.argsort(first)
-    if (np.diff(first[order]) == 0).any():  # two ids with the same first half: hardly ever
-        order = np.lexsort((halves[:, 1].astype(np.uint64), first))
-    return hashlib.sha256(halves[order].tobytes()).hexdigest()

@@ -6,14 +6,13 @@ a sum that is in the log, even in an aborted transaction, is released again byte
 """
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 from stream_app.config import Settings
 from stream_app.core.terms import Limits, Terms, check
-from stream_app.core.window import Delta, Refusal, Window, open_window, place
+from stream_app.core.window import Delta, Place, Refusal, Window, open_window, place
 from stream_app.errors import InvalidInput
 from stream_app.messages import (
     MAX_REPORT_BYTES,
@@ -25,7 +24,7 @@ from stream_app.messages import (
     encode_sum,
 )
 from stream_app.metrics.instruments import ACCEPTED, REFUSED, Metrics, Released
-from stream_app.reports import decode_reports
+from stream_app.reports import Reports, decode_reports
 from stream_app.stages import recovery
 from stream_app.stages.partition import Log, Output, Record, Stage
 from stream_app.stages.runner import Runner
@@ -68,73 +67,60 @@ class ShufflePartition:
 
         The hot path: reports are taken apart together, and those of one batch are counted together.
         """
-        batches, ids, ones = decode_reports([record.value for record in records])
-        count = len(records) if refreshed else self._known_until(records, batches)
-        keys = [record.key for record in records[:count]]
-        groups: defaultdict[tuple[bytes | None, bytes | None], list[int]] = defaultdict(list)
-        for index, batch_and_key in enumerate(zip(batches, keys, strict=False)):
-            groups[batch_and_key].append(index)
-        single: list[int] = []
-        full: list[tuple[int, Window]] = []
+        reports = decode_reports([record.value for record in records])
+        groups = _groups(reports.batches, [record.key for record in records])
+        strange = {
+            which: self._without_window(records[members[0]])
+            for which, members in groups.items()
+            if which[0] is not None and which[0] not in self._windows
+        }
+        unknown = [groups[w][0] for w, why in strange.items() if why is Refusal.UNKNOWN_BATCH]
+        if unknown and not refreshed:
+            return self.feed(records[: min(unknown)], refreshed=True) if min(unknown) else 0
+        full: list[Window] = []
         for (batch, key), members in groups.items():
             window = self._windows.get(batch)
-            if window is None:
-                single += members
-                continue
-            if window.key != key:
+            if batch is None:
+                self._refuse(Counter(self._without_window(records[i]) for i in members))
+            elif window is None:
+                self._refuse({strange[batch, key]: len(members)})
+            elif window.key != key:
                 self.refused[Refusal.WRONG_KEY] += len(members)
-                continue
-            taken = members[: window.room]
-            first, last = (
-                place(records[i].offset, records[i].timestamp) for i in (taken[0], taken[-1])
-            )
-            if window.accept_all([ids[i] for i in taken], [ones[i] for i in taken], first, last):
-                self.accepted += len(taken)
-                single += members[len(taken) :]
+            else:
+                self._fill(window, records, reports, members)
                 if window.full:
-                    full.append((last.offset, window))
-            else:
-                single += members
-        for _, window in sorted(full, key=itemgetter(0)):
+                    full.append(window)
+        for window in sorted(full, key=_completed):
             self._release(window)
-        for index in sorted(single):
-            reason = self._count(records[index], batches[index], ids[index], ones[index])
-            if reason is None:
-                self.accepted += 1
-            else:
-                self.refused[reason] += 1
-        self._advance(records, count)
-        return count
-
-    def _known_until(self, records: Sequence[Record], batches: Sequence[bytes | None]) -> int:
-        """The place of the first report to a batch that is neither open nor an older one."""
-        strange = set(batches) - self._windows.keys() - {None}
-        older: set[tuple[bytes | None, bytes | None]] = set()
-        for index, record in enumerate(records if strange else ()):
-            which = (batches[index], record.key)
-            if which[0] in strange and which not in older:
-                if self._without_window(record) is Refusal.UNKNOWN_BATCH:
-                    return index
-                older.add(which)
+        self._advance(records)
         return len(records)
 
-    def _count(
-        self, record: Record, batch: bytes | None, report_id: bytes, ones: int
-    ) -> Refusal | None:
-        """Count one report, or say why not."""
-        window = self._windows.get(batch)
-        if window is None:
-            return self._without_window(record)
-        refusal = window.accept(report_id, ones, record.offset, record.timestamp)
-        if window.full:
-            self._release(window)
-        return refusal
+    def _fill(
+        self, window: Window, records: Sequence[Record], reports: Reports, members: list[int]
+    ) -> None:
+        """Count the reports of one batch in their order; those after the last one are late."""
+        while members and window.room:
+            taken, members = members[: window.room], members[window.room :]
 
-    def _advance(self, records: Sequence[Record], count: int) -> None:
-        if count:
-            self._position = records[count - 1].offset + 1
-            if self._behind(self._mark) and self._behind(self.mark()):
-                self._checkpoint()
+            def where(index: int, taken: Sequence[int] = taken) -> Place:
+                record = records[taken[index]]
+                return place(record.offset, record.timestamp)
+
+            refused = window.accept_all(
+                [reports.ids[i] for i in taken], [reports.ones[i] for i in taken], where
+            )
+            self.accepted += len(taken) - sum(refused.values())
+            self._refuse(refused)
+        self._refuse({Refusal.LATE: len(members)})
+
+    def _refuse(self, counts: Mapping[Refusal, int]) -> None:
+        for reason, count in counts.items():
+            self.refused[reason] += count
+
+    def _advance(self, records: Sequence[Record]) -> None:
+        self._position = records[-1].offset + 1
+        if self._behind(self._mark) and self._behind(self.mark()):
+            self._checkpoint()
 
     def _behind(self, mark: int) -> bool:
         """Whether a restart from the mark would read too much again."""
@@ -344,6 +330,24 @@ class ShufflePartition:
         for batch_id in pieces.keys() - damaged:
             for delta in sorted(pieces[batch_id], key=lambda d: d.number):
                 self._windows[batch_id].restore(delta)
+
+
+def _groups(
+    batches: Sequence[bytes | None], keys: Sequence[bytes | None]
+) -> dict[tuple[bytes | None, bytes | None], list[int]]:
+    """The places of reports by batch and key; where all are alike, without looking at each."""
+    if len(set(batches)) == len(set(keys)) == 1:
+        return {(batches[0], keys[0]): list(range(len(batches)))}
+    groups: defaultdict[tuple[bytes | None, bytes | None], list[int]] = defaultdict(list)
+    for index, which in enumerate(zip(batches, keys, strict=True)):
+        groups[which].append(index)
+    return groups
+
+
+def _completed(window: Window) -> int:
+    """Where the last report of a full window stands."""
+    assert window.last is not None
+    return window.last.offset
 
 
 def _sequence(batch_id: str) -> int:

@@ -1,8 +1,9 @@
 """The core: encoding, simulation, calibration, decisions."""
 
+import gc
 import math
 import secrets
-import sys
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
@@ -72,14 +73,19 @@ def outcomes() -> Iterator[Outcome]:
 
 
 def _window_bytes(reports: int) -> int:
-    """All that a window holds of its reports; Python's allocator rounds objects up to 16 bytes."""
+    """All that a window holds of its reports, as Python's allocator counts it."""
     promise = Promise(Decimal("0.5"), Decimal("1e-6"), 2 * reports)
     terms = Terms("demo", 1, "a", calibrate(promise))
     window = open_window(terms.batch_id, terms)
-    ids = [secrets.token_bytes(16) for _ in range(reports)]
-    assert window.accept_all(ids, [0] * reports, place(0, 0), place(reports - 1, 0))
-    objects = sum(-(-sys.getsizeof(each) // 16) * 16 for each in window.ids)
-    return objects + sys.getsizeof(window.ids) + sys.getsizeof(window.fresh)
+    gc.collect()
+    tracemalloc.start()
+    for _ in range(0, reports, 1_000):
+        ids = [secrets.token_bytes(16) for _ in range(1_000)]
+        assert not window.accept_all(ids, [0] * 1_000, lambda _: place(0, 0))
+        del ids
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return used
 
 
 def _decision(preset: str) -> Outcome:

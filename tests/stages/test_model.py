@@ -7,6 +7,7 @@ a batch among committed and aborted sums, every value what the reports say, and 
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -14,6 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from stream_app.core.terms import Terms
 from stream_app.messages import encode_report
 from tests.stages.fakes import Kafka, Worker, audit, offer, report, report_id, terms, valid_reports
+
+pytestmark = pytest.mark.usefixtures("early_arrays")
 
 EXPERIMENTS = ("one", "two")
 ARMS = {"one": 1, "two": 3}  # sequential; interleaved
