@@ -7,6 +7,7 @@ knows formats, not Kafka: no consumer, producer or clock.
 
 import base64
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,6 +168,17 @@ def _open_batch(experiment: Experiment, entry: dict[str, Any]) -> OpenBatch:
     return OpenBatch(terms.sequence, experiment.arms.index(terms.arm), size)
 
 
+def is_defined_so(definition: bytes | None, assignment: bytes) -> bool:
+    """Whether a record of `experiments` surely says what the assignment's definition says.
+
+    By their bytes, as `encode` writes them: nothing is parsed, and False means nothing.
+    """
+    head, tail = b'{"definition":', b',"stopped":false,"version":%d}' % VERSION
+    if definition is None or not definition.startswith(head) or not definition.endswith(tail):
+        return False
+    return assignment.endswith(b',"definition":%b}' % definition[len(head) : -len(tail)])
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """What clients and the shuffle stage take from an assignment: nothing in it is trusted yet."""
@@ -301,17 +313,15 @@ def peek_sequence(value: bytes | None) -> int:
     Read for every sum at every start: what `encode_sum` wrote is not parsed as a whole.
     """
     value = value or b""
+    if usual := _SUM_HEAD.match(value):
+        return int(usual[1])
     try:
-        if value.startswith(_SUM_HEAD):
-            digits = value[len(_SUM_HEAD) : value.index(b".")]
-            if digits.isdigit():
-                return int(digits)
         return int(orjson.loads(value)["batch"].partition(".")[0])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(f"not a sum: {error}") from None
 
 
-_SUM_HEAD = b'{"version":%d,"batch":"' % VERSION
+_SUM_HEAD = re.compile(rb'\{"version":%d,"batch":"([0-9]{1,15})\.' % VERSION)
 
 
 def _object(value: bytes | None, *keys: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from stream_app.messages import (
     delta_key,
     encode_delta,
     encode_report,
+    is_defined_so,
 )
 from tests.transcripts import play, spring
 
@@ -121,6 +122,20 @@ def test_assignments_come_back(changes: dict[str, Any]) -> None:
         assert sent == decode_assignment(sent.encode())
         assert ("spring", state.status) == (offer.experiment, offer.status)
         assert [(t.batch_id, t.as_json()) for t in map(sent.terms, state.open)] == list(offer.open)
+
+
+def test_a_definition_is_known_by_its_bytes() -> None:
+    """The one that an assignment has; not a stopped one, another one, or another spelling."""
+    assignment = Assignment(spring(), DONE.states[1], 4).encode()
+    definition = Definition(spring()).encode()
+
+    assert is_defined_so(definition, assignment)
+    assert not is_defined_so(None, assignment)
+    assert not is_defined_so(Definition(spring(), stopped=True).encode(), assignment)
+    assert not is_defined_so(definition.replace(b"spring", b"summer"), assignment)
+    assert not is_defined_so(orjson.dumps(orjson.loads(definition)["definition"]), assignment)
+    assert not is_defined_so(b'{"definition":,"stopped":false,"version":1}', assignment)
+    assert not is_defined_so(b'{"definition":},"stopped":false,"version":1}', assignment)
 
 
 def test_sums_come_back() -> None:

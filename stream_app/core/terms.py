@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -123,20 +124,21 @@ def parse(raw: object) -> Terms:
         raise InvalidInput(f"terms must have exactly the keys {', '.join(sorted(_KEYS))}")
     try:
         name, calibration = MechanismName(raw["mechanism"]), Calibration(raw["calibration"])
-        promise = Promise(
+        stated = raw["parameters"]
+        if not isinstance(stated, dict) or set(stated) != _PARAMETERS[name]:
+            raise InvalidInput(f"parameters of {name} must be {sorted(_PARAMETERS[name])}")
+        mechanism = _mechanism(
+            name,
+            calibration,
             _decimal(raw, "epsilon"),
             _decimal(raw, "delta"),
             _integer(raw, "batch_size"),
             _decimal(raw, "honest_fraction"),
+            tuple(
+                (key, int(_decimal(stated, key)) if key in _WIDE else _integer(stated, key))
+                for key in stated
+            ),
         )
-        stated = raw["parameters"]
-        if not isinstance(stated, dict) or set(stated) != _PARAMETERS[name]:
-            raise InvalidInput(f"parameters of {name} must be {sorted(_PARAMETERS[name])}")
-        parameters = {
-            key: int(_decimal(stated, key)) if key in _WIDE else _integer(stated, key)
-            for key in stated
-        }
-        mechanism = rebuild(name, calibration, promise, parameters)
     except (ConfigurationError, ValueError) as error:
         raise InvalidInput(f"terms: {error}") from None
     terms = Terms(
@@ -151,11 +153,26 @@ def parse(raw: object) -> Terms:
     return terms
 
 
+@lru_cache(maxsize=1024)
+def _mechanism(
+    name: MechanismName,
+    calibration: Calibration,
+    epsilon: Decimal,
+    delta: Decimal,
+    batch_size: int,
+    honest_fraction: Decimal,
+    parameters: tuple[tuple[str, int], ...],
+) -> Mechanism:
+    """Remembered: thousands of experiments have the same settings."""
+    promise = Promise(epsilon, delta, batch_size, honest_fraction)
+    return rebuild(name, calibration, promise, dict(parameters))
+
+
 def check(stated_id: str, raw: object, limits: Limits) -> Terms:
     """The check that client and shuffle stage both make. Raises InvalidInput if any part fails."""
     terms = parse(raw)
-    if terms.batch_id != stated_id:
-        raise InvalidInput(f"batch {stated_id[:80]}: its terms hash to {terms.batch_id}")
+    if (hashed := terms.batch_id) != stated_id:
+        raise InvalidInput(f"batch {stated_id[:80]}: its terms hash to {hashed}")
     promise = terms.mechanism.promise
     for setting, value, most in (
         ("epsilon", promise.epsilon, limits.max_epsilon),

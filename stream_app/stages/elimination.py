@@ -6,7 +6,7 @@ go on after the last folded sum. A sum whose batch is not open is skipped.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stream_app.config import Settings, dump_experiment
@@ -19,6 +19,7 @@ from stream_app.messages import (
     decode_assignment,
     decode_definition,
     decode_sum,
+    is_defined_so,
     terms_of,
 )
 from stream_app.metrics.instruments import REFUSED, Assigned, Metrics
@@ -94,6 +95,11 @@ class EliminationPartition:
             stopped = self._agent(key, assignment).stop(assignment.state)
             self._put(key, replace(assignment, state=stopped))
 
+    def _goes_on(self, record: Record, newest: Mapping[bytes, bytes | None]) -> bool:
+        """Whether a definition is surely the one that its assignment has."""
+        value = newest.get(record.key) if record.key in self._assignments else None
+        return value is not None and is_defined_so(record.value, value)
+
     def _begin(self, key: bytes, experiment: Experiment) -> Assignment:
         """The first assignment, if the definition can be carried out at all."""
         agent = Agent(experiment)
@@ -161,14 +167,15 @@ class EliminationPartition:
         All sums of a chunk are folded in one transaction, in order, so every sum before the last
         folded one of any experiment has been seen.
         """
-        for key, value in (await recovery.newest(log, "assignments")).items():
+        newest = await recovery.newest(log, "assignments")
+        for key, value in newest.items():
             try:
                 self._assignments[key] = decode_assignment(value)
             except InvalidInput as error:
                 self._unreadable.add(key)
                 self._warn(f"assignment of {key[:80]!r}", str(error))
         async for records in log.read("experiments"):
-            self.side(records)
+            self.side([record for record in records if not self._goes_on(record, newest)])
         return max((a.folded + 1 for a in self._assignments.values()), default=0)
 
 

@@ -23,13 +23,25 @@ async def newest(log: Log, topic: str) -> dict[bytes, bytes | None]:
 class Released:
     """The committed sums of a partition."""
 
-    numbers: set[int] = field(default_factory=set)  # hashes of (key, sequence)
-    highest: dict[bytes, int] = field(default_factory=dict)  # sequence number of each key
+    through: dict[bytes, int] = field(default_factory=dict)  # of each key, all numbers up to this
+    beyond: set[tuple[bytes, int]] = field(default_factory=set)  # and those after a missing one
     # Where aborted records may be: from an offset to the next committed record, or to the end.
     gaps: list[tuple[int, int]] = field(default_factory=list)
 
     def __contains__(self, number: tuple[bytes, int]) -> bool:
-        return hash(number) in self.numbers
+        key, sequence = number
+        return sequence <= self.through.get(key, 0) or number in self.beyond
+
+    def add(self, key: bytes, sequence: int) -> None:
+        """Note a sum's number; most come in their order."""
+        through = self.through.get(key, 0)
+        if sequence > through + 1:
+            self.beyond.add((key, sequence))
+        elif sequence == through + 1:
+            while (key, sequence + 1) in self.beyond:
+                sequence += 1
+                self.beyond.remove((key, sequence))
+            self.through[key] = sequence
 
 
 async def released(log: Log) -> Released:
@@ -41,9 +53,7 @@ async def released(log: Log) -> Released:
     found, last = Released(), -2
     async for records in log.read("sums"):
         for record in records:
-            sequence = _sequence(record)
-            found.numbers.add(hash((record.key, sequence)))
-            found.highest[record.key] = max(sequence, found.highest.get(record.key, 0))
+            found.add(record.key, _sequence(record))
             if record.offset > last + 2:
                 found.gaps.append((last + 1, record.offset))
             last = record.offset

@@ -295,7 +295,7 @@ class ShufflePartition:
         """
         committed = await recovery.released(log)
         aborted = await recovery.aborted(log, committed)
-        for key, sequence in (*committed.highest.items(), *aborted):
+        for key, sequence in (*committed.through.items(), *committed.beyond, *aborted):
             known = self._known.setdefault(key, _Known())
             known.highest = max(known.highest, sequence)
         self._outputs += [Output("sums", key, value) for (key, _), value in aborted.items()]
