@@ -128,7 +128,7 @@ class Player:
                 self.run.state, self.run.taken = state, self._matcher.place.taken
                 return
             if self._agent.due(state):
-                state = self._agent.decide([state])[0]
+                state = self._agent.decide(state)
             self.run.note(state, self._matcher.place)
             self._step = self._begin(state)
 

@@ -1,8 +1,8 @@
 """The agent: a state machine from released sums to the batches to collect next. No I/O, no clock.
 
 `Agent.begin` gives the first state, `record` folds one sum, `decide` draws the conclusion when no
-batch is open. States are frozen values of O(k) size; the service folds one experiment at a time,
-a simulation records and decides for many runs at once through the same code.
+batch is open. States are frozen values of O(k) size. What a phase proves and what is collected next
+are rules on `Arms`, with a row for each run: the service has one row, a simulation has many.
 
 The horizon. An incomplete phase proves nothing, so a phase is opened only if all of its batches
 fit into what is left of the horizon; otherwise the agent is exhausted and names the leader to
@@ -15,6 +15,7 @@ about 2 to 4 where regret grows as sqrt(T), and one more log2(T) where it grows 
 decision within a guess is final, with that guess's guarantee.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -22,8 +23,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from stream_app.core.confidence import Confidence
+from stream_app.core.confidence import Bools, Confidence, Ints
 from stream_app.core.experiment import MAX_HORIZON, Experiment, Order, Test
+from stream_app.core.noise import Floats
 from stream_app.core.schedules import Noises, Plan, mechanism_noise, plan
 from stream_app.errors import IllegalTransition
 
@@ -79,6 +81,52 @@ class State:
         return self.spent + sum(arm.users for arm in self.arms)
 
 
+@dataclass(frozen=True, slots=True)
+class Arms:
+    """What is known of the arms of runs in the same epoch: a row for each run, a column an arm."""
+
+    viable: Bools
+    batches: Ints
+    weighted: Floats
+    index: Floats  # kl-ucb's; nan until computed from the newest batch
+    users: Ints  # of each run in this epoch
+
+    @classmethod
+    def fresh(cls, runs: int, arms: int) -> "Arms":
+        """Runs at the beginning of an epoch."""
+        shape = (runs, arms)
+        unknown = np.full(shape, np.nan)
+        return cls(
+            np.ones(shape, np.bool_),
+            np.zeros(shape, np.int64),
+            np.zeros(shape),
+            unknown,
+            np.zeros(runs, np.int64),
+        )
+
+    @classmethod
+    def of(cls, state: State) -> "Arms":
+        """A state's arms, in one row."""
+        arms = state.arms
+        return cls(
+            np.array([[arm.viable for arm in arms]]),
+            np.array([[arm.batches for arm in arms]]),
+            np.array([[arm.weighted for arm in arms]]),
+            np.array([[math.nan if arm.index is None else arm.index for arm in arms]]),
+            np.array([state.users - state.spent]),
+        )
+
+    def rows(self, which: Bools) -> "Arms":
+        """Some of the runs."""
+        return Arms(
+            self.viable[which],
+            self.batches[which],
+            self.weighted[which],
+            self.index[which],
+            self.users[which],
+        )
+
+
 class Agent:
     """The state machine of one experiment."""
 
@@ -97,6 +145,9 @@ class Agent:
         )
         return batches, confidence
 
+    def _at(self, epoch: int) -> tuple[Plan, Confidence]:
+        return self._for_horizon(self.experiment.horizon << epoch)
+
     def horizon(self, state: State) -> int:
         """T of the state's epoch."""
         return self.experiment.horizon << state.epoch
@@ -109,7 +160,7 @@ class Agent:
     def fold(self, state: State, sequence: int, value: float) -> State:
         """The state after one released sum: record, and decide if the phase is complete."""
         state = self.record(state, sequence, value)
-        return self.decide([state])[0] if self.due(state) else state
+        return self.decide(state) if self.due(state) else state
 
     def record(self, state: State, sequence: int, value: float) -> State:
         """Add one batch's debiased sum. Raises IllegalTransition if that batch is not open."""
@@ -117,7 +168,7 @@ class Agent:
         if batch is None or state.status is not Status.RUNNING:
             raise IllegalTransition(f"batch {sequence} of {self.experiment.name} is not open")
         before = state.arms[batch.arm]
-        weight = self._for_horizon(self.horizon(state))[0].weight(before.batches)
+        weight = self._at(state.epoch)[0].weight(before.batches)
         after = ArmState(
             before.viable,
             before.batches + 1,
@@ -140,84 +191,84 @@ class Agent:
             return state
         return replace(state, status=Status.STOPPED, open=(), serve=self.leader(state))
 
-    def decide(self, states: Sequence[State]) -> list[State]:
-        """The states after their complete phases; all at once, since the tests are vectorised."""
-        if self.experiment.agent.test is Test.KL_UCB:
-            return self._choose(states)
-        survivors = self._survivors(states)
-        return [self._eliminate(s, kept) for s, kept in zip(states, survivors, strict=True)]
-
-    def _eliminate(self, state: State, viable: list[bool]) -> State:
-        """The state with these arms left: decided if one, else with its next phase open."""
+    def decide(self, state: State) -> State:
+        """The state after its complete phase: decided with one arm left, else with the next open."""
+        found = self.judged(state.epoch, state.phase, Arms.of(state))
+        viable = found.viable[0].tolist()
+        index = [None if math.isnan(value) else value for value in found.index[0].tolist()]
         arms = tuple(
-            arm if keep == arm.viable else replace(arm, viable=keep)
-            for arm, keep in zip(state.arms, viable, strict=True)
+            arm if (keep, known) == (arm.viable, arm.index) else replace(arm, viable=keep, index=known)
+            for arm, keep, known in zip(state.arms, viable, index, strict=True)
         )
         if sum(viable) == 1:
             return replace(state, arms=arms, status=Status.DECIDED, serve=viable.index(True))
         return self._open_phase(replace(state, arms=arms))
 
-    def _survivors(self, states: Sequence[State]) -> list[list[bool]]:
-        results: list[list[bool]] = [[] for _ in states]
-        alike: dict[tuple[int, int], list[int]] = {}
-        for i, state in enumerate(states):
-            alike.setdefault((state.epoch, state.phase), []).append(i)
-        for (_, phase), members in alike.items():
-            confidence = self._for_horizon(self.horizon(states[members[0]]))[1]
-            sums = np.array([[arm.weighted for arm in states[i].arms] for i in members])
-            viable = np.array([[arm.viable for arm in states[i].arms] for i in members])
-            kept = confidence.survivors(phase, sums, viable)
-            for i, row in zip(members, kept.tolist(), strict=True):
-                results[i] = row
-        return results
+    def opening(self, epoch: int, phase: int, arms: Arms) -> tuple[Bools, Ints]:
+        """Which arms each run's phase collects from, and the size of its batches.
 
-    def _choose(self, states: Sequence[State]) -> list[State]:
-        """kl-ucb: each run's next batch goes to the arm with the largest index."""
-        stale: dict[int, list[tuple[int, int]]] = {}  # epoch -> (run, arm)
-        for i, state in enumerate(states):
-            for a, arm in enumerate(state.arms):
-                if arm.index is None and arm.batches:
-                    stale.setdefault(state.epoch, []).append((i, a))
-        arms = [list(state.arms) for state in states]
-        for places in stale.values():
-            confidence = self._for_horizon(self.horizon(states[places[0][0]]))[1]
-            batches = np.array([arms[i][a].batches for i, a in places])
-            sums = np.array([arms[i][a].weighted for i, a in places])
-            indices = confidence.indices(batches, sums).tolist()
-            for (i, a), index in zip(places, indices, strict=True):
-                arms[i][a] = replace(arms[i][a], index=index)
-        return [
-            self._open_phase(replace(state, arms=tuple(row)))
-            for state, row in zip(states, arms, strict=True)
-        ]
+        The size is 0 where they do not all fit into what is left of the horizon.
+        """
+        chosen = arms.viable
+        if self._by_index and phase > 1:
+            chosen = np.arange(chosen.shape[1]) == np.argmax(arms.index, axis=1)[:, None]
+        plan = self._at(epoch)[0]
+        done = np.max(arms.batches, axis=1, where=chosen, initial=0)
+        planned = done < len(plan.sizes)
+        size = plan.users[plan.group[np.where(planned, done, 0)]].astype(np.int64)
+        left = (self.experiment.horizon << epoch) - arms.users
+        fits = planned & (size * np.sum(chosen, axis=1) <= left)
+        return chosen, np.where(fits, size, 0)
+
+    def recorded(self, epoch: int, arms: Arms, chosen: Bools, size: Ints, sums: Floats) -> Arms:
+        """The arms after one more batch of each chosen one; `sums` are theirs, row by row."""
+        plan = self._at(epoch)[0]
+        weighted, index = arms.weighted.copy(), arms.index.copy()
+        weighted[chosen] += plan.weights[plan.group[arms.batches[chosen]]] * sums
+        index[chosen] = np.nan
+        users = arms.users + size * np.sum(chosen, axis=1)
+        return Arms(arms.viable, arms.batches + chosen, weighted, index, users)
+
+    def judged(self, epoch: int, phase: int, arms: Arms) -> Arms:
+        """The arms after a complete phase: those left or, for kl-ucb, their new indices."""
+        confidence = self._at(epoch)[1]
+        if not self._by_index:
+            return replace(arms, viable=confidence.survivors(phase, arms.weighted, arms.viable))
+        index, stale = arms.index.copy(), np.isnan(arms.index)
+        index[stale] = confidence.indices(arms.batches[stale], arms.weighted[stale])
+        return replace(arms, index=index)
+
+    def leaders(self, epoch: int, arms: Arms) -> Ints:
+        """Each run's viable arm with the largest mean so far; the first one before any sum."""
+        means, known = np.full(arms.viable.shape, -np.inf), arms.viable & (arms.batches > 0)
+        means[known] = self._at(epoch)[1].means(arms.batches[known], arms.weighted[known])
+        return np.argmax(means, axis=1)
+
+    def final(self, epoch: int) -> bool:
+        """Whether the agent ends with this epoch's horizon; otherwise it doubles it."""
+        known = self.experiment.agent.horizon_known
+        return known or self.experiment.horizon << (epoch + 1) > MAX_HORIZON
+
+    @property
+    def _by_index(self) -> bool:
+        return self.experiment.agent.test is Test.KL_UCB
 
     @property
     def _sequential(self) -> bool:
         return self.experiment.agent.order is Order.SEQUENTIAL
 
-    def _candidates(self, state: State) -> list[int]:
-        """The arms that the state's phase collects from."""
-        if self.experiment.agent.test is Test.KL_UCB and state.phase > 1:
-            indices = [arm.index if arm.index is not None else 2.0 for arm in state.arms]
-            return [max(range(len(indices)), key=indices.__getitem__)]
-        return [i for i, arm in enumerate(state.arms) if arm.viable]
-
     def _open_phase(self, state: State) -> State:
         """Begin the next phase, or end if it does not fit into the horizon."""
         state = replace(state, phase=state.phase + 1)
-        candidates = self._candidates(state)
-        sizes = self._for_horizon(self.horizon(state))[0].sizes
-        done = state.arms[candidates[0]].batches
-        left = self.horizon(state) - (state.users - state.spent)
-        if done >= len(sizes) or sizes[done] * len(candidates) > left:
+        chosen, size = self.opening(state.epoch, state.phase, Arms.of(state))
+        if not size[0]:
             return self._exhausted(state)
-        size = sizes[done]
-        opened = candidates[:1] if self._sequential else candidates
-        return self._with_open(state, opened, size)
+        opened = np.flatnonzero(chosen[0]).tolist()
+        return self._with_open(state, opened[:1] if self._sequential else opened, int(size[0]))
 
     def _open_next(self, state: State) -> State:
         """Sequential order: the phase's next arm, if one has not had its batch yet."""
-        if self.experiment.agent.test is Test.KL_UCB:
+        if self._by_index:
             waiting = [
                 i for i, arm in enumerate(state.arms) if state.phase == 1 and not arm.batches
             ]
@@ -225,7 +276,7 @@ class Agent:
             waiting = [i for i, a in enumerate(state.arms) if a.viable and a.batches < state.phase]
         if not waiting:
             return state
-        sizes = self._for_horizon(self.horizon(state))[0].sizes
+        sizes = self._at(state.epoch)[0].sizes
         return self._with_open(state, waiting[:1], sizes[state.arms[waiting[0]].batches])
 
     def _with_open(self, state: State, arms: Sequence[int], size: int) -> State:
@@ -234,7 +285,7 @@ class Agent:
         return replace(state, open=opened, sequence=state.sequence + len(opened))
 
     def _exhausted(self, state: State) -> State:
-        if self.experiment.agent.horizon_known or 2 * self.horizon(state) > MAX_HORIZON:
+        if self.final(state.epoch):
             ended = replace(state, phase=state.phase - 1)
             return replace(ended, status=Status.EXHAUSTED, serve=self.leader(ended))
         arms = (ArmState(),) * len(state.arms)
@@ -243,13 +294,11 @@ class Agent:
 
     def leader(self, state: State) -> int:
         """The viable arm with the largest mean so far; the first one before any sum."""
-        means = [-np.inf if mean is None else mean for mean in self.means(state)]
-        viable = [i for i, arm in enumerate(state.arms) if arm.viable]
-        return max(viable, key=means.__getitem__)
+        return int(self.leaders(state.epoch, Arms.of(state))[0])
 
     def means(self, state: State) -> list[float | None]:
         """Each arm's weighted mean; None before its first batch."""
-        confidence = self._for_horizon(self.horizon(state))[1]
+        confidence = self._at(state.epoch)[1]
         return [
             float(confidence.means(np.array(arm.batches), np.array(arm.weighted)))
             if arm.batches
@@ -259,7 +308,7 @@ class Agent:
 
     def intervals(self, state: State) -> list[tuple[float, float]]:
         """Each arm's confidence interval; all of [0, 1] before its first batch."""
-        confidence = self._for_horizon(self.horizon(state))[1]
+        confidence = self._at(state.epoch)[1]
         known = [i for i, arm in enumerate(state.arms) if arm.batches]
         result = [(0.0, 1.0)] * len(state.arms)
         if known:
@@ -274,7 +323,7 @@ class Agent:
         self, epoch: int, batches: Sequence[int], weighted: Sequence[float]
     ) -> list[tuple[float, float, float]]:
         """Mean, lower and upper bound of arms with this evidence in an epoch; all at once."""
-        confidence = self._for_horizon(self.experiment.horizon << epoch)[1]
+        confidence = self._at(epoch)[1]
         counts, sums = np.array(batches), np.array(weighted)
         means = confidence.means(counts, sums).tolist()
         lower, upper = confidence.intervals(counts, sums)

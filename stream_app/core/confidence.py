@@ -21,6 +21,9 @@ from stream_app.core.schedules import Plan
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 _POINTS = 9  # of a grid, with its ends
+_NODES = 256  # per unit of the leader's mean, between which a threshold is bracketed
+_SLACK = 1e-4  # of a bracket, relative; `minimise` leaves less
+_MOST = 100_000  # nodes that are remembered
 
 
 def minimise(
@@ -60,6 +63,7 @@ class Confidence:
     arms: int
     horizon: int
     _index_levels: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
+    _nodes: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def _phases(self) -> int:
@@ -99,16 +103,50 @@ class Confidence:
 
     def survivors(self, phase: int, sums: Floats, viable: Bools) -> Bools:
         """Which viable arms stay after a phase in which each had its batch; sums are (..., k)."""
-        batches = np.full(sums.shape[:-1], phase)
         leader = np.max(np.where(viable, sums, -np.inf), axis=-1)
+        behind = leader[..., None] - sums
         if self.test is Test.PAIRWISE:
-            threshold = self._pairwise_threshold(batches, leader)
+            threshold = self._thresholds(phase, leader, np.where(viable, behind, 0))[..., None]
         else:
             # mean_a + I < max(mean - I), all arms having the same radius I.
             reach = self.plan.counts[phase] @ (self.plan.weights * self.plan.users)
-            threshold = 2 * self._radius(batches) * reach
-        kept: Bools = viable & ~(leader[..., None] - sums > threshold[..., None])
+            threshold = 2 * self._radius(np.array(phase)) * reach
+        kept: Bools = viable & ~(behind > threshold)
         return kept
+
+    def _thresholds(self, phase: int, leader: Floats, behind: Floats) -> Floats:
+        """Pairwise thresholds that tell the same arms apart as the exact ones.
+
+        Of many runs only those need their own that have an arm `behind` by an amount in between
+        the bounds of their threshold.
+        """
+        if leader.size == 1:
+            return self._pairwise_threshold(np.full(leader.shape, phase), leader)
+        low, high = self._bracket(phase, leader)
+        unsure = np.any((behind > low[..., None]) & (behind <= high[..., None]), axis=-1)
+        own = leader[unsure]
+        if own.size:
+            high[unsure] = self._pairwise_threshold(np.full(own.shape, phase), own)
+        return high
+
+    def _bracket(self, phase: int, leader: Floats) -> tuple[Floats, Floats]:
+        """Bounds of the pairwise threshold: its values at the nodes around the leader's sum.
+
+        It rises with that sum: U does, and with U both the spread and the level.
+        """
+        known = self._nodes
+        if len(known) > _MOST:
+            known.clear()
+        step = self.plan.counts[phase] @ (self.plan.weights * self.plan.users) / _NODES
+        below = np.floor(leader / step).astype(np.int64)
+        nodes, place = np.unique([below, below + 1], return_inverse=True)
+        keys = [(phase, node) for node in nodes.tolist()]
+        missing = np.array([node for key, node in zip(keys, nodes) if key not in known])
+        if missing.size:
+            values = self._pairwise_threshold(np.full(missing.shape, phase), step * missing)
+            known.update(zip(((phase, node) for node in missing.tolist()), values.tolist()))
+        low, high = np.array([known[key] for key in keys])[place.reshape(2, *leader.shape)]
+        return low * (1 - _SLACK), high * (1 + _SLACK)
 
     def upper(self, batches: Ints, sums: Floats, level: Floats) -> Floats:
         """Cramer's upper bound at level e^-L, the best over theta (MATH 4)."""

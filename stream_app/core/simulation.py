@@ -1,6 +1,6 @@
-"""Whole experiments without Kafka: many runs at once, through the agents of the service.
+"""Whole experiments without Kafka: many runs at once, by the rules of the service's agent.
 
-A batch's sum is one binomial draw (the rewards) and one draw of the noise, so a run costs by its
+All runs go through a phase together (`_Runs`); they end at different ones. A batch's sum is one binomial draw (the rewards) and one draw of the noise, so a run costs by its
 batches, not by its users. The noise here is numpy's and seeded: a simulation has no user to
 protect. It draws the unclipped noise; clipping changes a sum with probability below delta.
 
@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 
 import numpy as np
 
-from stream_app.core.agents import Agent, OpenBatch, State, Status
-from stream_app.core.confidence import Bools
-from stream_app.core.experiment import Experiment
+from stream_app.core.agents import Agent, Arms
+from stream_app.core.confidence import Bools, Ints
+from stream_app.core.experiment import Experiment, Order
 from stream_app.core.noise import AnyNoise, BinomialNoise, Floats, LaplaceNoise, NoNoise
 from stream_app.core.schedules import Noises, mechanism_noise
 
@@ -120,41 +121,88 @@ def agent_runs(
     rng: np.random.Generator,
 ) -> Block:
     """Runs of the experiment's agent; `reward_means` are the means of what reports carry."""
-    agent = _agent(experiment, noises)
-    means = means_of(experiment)
-    gaps = means.max() - means
-    states = [agent.begin() for _ in range(runs)]
-    paths: list[list[tuple[int, float]]] = [[(0, 0.0)] for _ in range(runs)]
-    active = [i for i in range(runs) if _goes_on(states[i], experiment)]
-    while active:
-        jobs = [(i, batch) for i in active for batch in states[i].open]
-        sums = _draw_sums([batch for _, batch in jobs], reward_means, noises, rng)
-        for (i, batch), value in zip(jobs, sums.tolist(), strict=True):
-            states[i] = agent.record(states[i], batch.sequence, value)
-            users, regret = paths[i][-1]
-            paths[i].append((users + batch.size, regret + batch.size * float(gaps[batch.arm])))
-        due = [i for i in active if agent.due(states[i])]
-        for i, state in zip(due, agent.decide([states[i] for i in due]), strict=True):
-            states[i] = state
-        active = [i for i in active if _goes_on(states[i], experiment)]
-    return _finish(agent, states, paths, gaps)
+    books = _Runs(_agent(experiment, noises), noises, reward_means, runs, rng)
+    epoch, active = 0, np.arange(runs)
+    while len(active):
+        active = books.epoch(epoch, active)
+        epoch += 1
+    return books.block()
 
 
-def _goes_on(state: State, experiment: Experiment) -> bool:
-    """An unknown horizon never exhausts the agent: then the last user ends the run."""
-    return state.status is Status.RUNNING and state.users < users_of(experiment)
+class _Runs:
+    """Runs that go through the phases together: the users of each, its regret, how it ended."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        noises: Noises,
+        reward_means: Floats,
+        runs: int,
+        rng: np.random.Generator,
+    ) -> None:
+        self._agent, self._noises, self._reward_means, self._rng = agent, noises, reward_means, rng
+        means, self._last = means_of(agent.experiment), users_of(agent.experiment)
+        self._gaps, self._points = means.max() - means, grid(self._last)
+        self._users = np.zeros(runs, np.int64)
+        self._viable = np.ones((runs, len(means)), np.bool_)
+        self._serve = np.zeros(runs, np.int64)
+        self._curves = np.zeros((runs, len(self._points)))
+
+    def epoch(self, epoch: int, active: Ints) -> Ints:
+        """Take these runs through an epoch; returns those that begin another one."""
+        agent, again, phase = self._agent, active[:0], 0
+        arms = Arms.fresh(len(active), len(self._gaps))
+        while True:
+            phase += 1
+            self._viable[active] = arms.viable
+            chosen, size = agent.opening(epoch, phase, arms)
+            full, decided = size == 0, np.sum(arms.viable, axis=1) == 1
+            ended = decided | (full & agent.final(epoch))
+            self._serve[active[ended]] = agent.leaders(epoch, arms.rows(ended))
+            again = np.append(again, active[full & ~ended])
+            # An unknown horizon never exhausts the agent: then the last user ends the run.
+            going = ~full & ~decided & (self._users[active] < self._last)
+            if not np.any(going):
+                return again
+            active, arms, chosen, size = active[going], arms.rows(going), chosen[going], size[going]
+            complete = self._completes(active, chosen, size)
+            arms = agent.recorded(epoch, arms, chosen, size, self._collect(active, chosen, size))
+            active, arms = active[complete], agent.judged(epoch, phase, arms.rows(complete))
+
+    def _completes(self, active: Ints, chosen: Bools, size: Ints) -> Bools:
+        """Whether a phase's last batch begins before the last user; in parallel they all do."""
+        batches = np.sum(chosen, axis=1)
+        waiting = batches - 1 if self._agent.experiment.agent.order is Order.SEQUENTIAL else 0
+        complete: Bools = self._users[active] + size * waiting < self._last
+        return complete
+
+    def _collect(self, active: Ints, chosen: Bools, size: Ints) -> Floats:
+        """Draw a phase's sums, row by row, and account for its users in that order."""
+        row, arm = np.nonzero(chosen)
+        sizes, before = size[row], (np.cumsum(chosen, axis=1) - 1)[row, arm]
+        start = self._users[active][row] + before * sizes
+        served = np.clip(self._points - start[:, None], 0, sizes[:, None])
+        regret = served * self._gaps[arm][:, None]
+        self._curves[active] += np.add.reduceat(regret, np.flatnonzero(before == 0))
+        self._users[active] += size * np.sum(chosen, axis=1)
+        return _draw_sums(sizes, self._reward_means[arm], self._noises, self._rng)
+
+    def block(self) -> Block:
+        """Serve every user that is left, and measure."""
+        left = np.maximum(0, self._points - self._users[:, None])
+        curves = self._curves + left * self._gaps[self._serve][:, None]
+        decided = np.sum(self._viable, axis=1) == 1
+        return Block(
+            regret=curves[:, -1],
+            decided_at=np.where(decided, self._users, np.nan),
+            best_kept=np.any(self._viable[:, self._gaps == 0], axis=1),
+            curve=np.sum(curves, axis=0),
+        )
 
 
-def _draw_sums(
-    batches: Sequence[OpenBatch],
-    reward_means: Floats,
-    noises: Noises,
-    rng: np.random.Generator,
-) -> Floats:
+def _draw_sums(sizes: Ints, means: Floats, noises: Noises, rng: np.random.Generator) -> Floats:
     """Each batch's debiased sum: rewards plus centred noise."""
-    sizes = np.array([batch.size for batch in batches])
-    arms = np.array([batch.arm for batch in batches])
-    sums = rng.binomial(sizes, reward_means[arms]).astype(np.float64)
+    sums = rng.binomial(sizes, means).astype(np.float64)
     for size in np.unique(sizes):
         alike = sizes == size
         sums[alike] += draw_noise(noises(int(size))[0], int(alike.sum()), rng)
@@ -173,30 +221,6 @@ def draw_noise(noise: AnyNoise, count: int, rng: np.random.Generator) -> Floats:
             return (up - rng.negative_binomial(shape, stop, count)).astype(np.float64)
         case NoNoise():
             return np.zeros(count)
-
-
-def _finish(
-    agent: Agent, states: Sequence[State], paths: Sequence[list[tuple[int, float]]], gaps: Floats
-) -> Block:
-    """Serve every user that is left, and measure."""
-    last = users_of(agent.experiment)
-    points = grid(last)
-    regrets, curve = np.empty(len(states)), np.zeros(len(points))
-    for i, (state, path) in enumerate(zip(states, paths, strict=True)):
-        users, regret = path[-1]
-        if users < last:
-            serve = state.serve if state.serve is not None else agent.leader(state)
-            path.append((last, regret + (last - users) * float(gaps[serve])))
-        xs, ys = zip(*path, strict=True)
-        curve += np.interp(points, xs, ys)
-        regrets[i] = np.interp(last, xs, ys)
-    best = np.flatnonzero(gaps == 0)
-    return Block(
-        regret=regrets,
-        decided_at=np.array([s.users if s.status is Status.DECIDED else np.nan for s in states]),
-        best_kept=np.array([any(s.arms[b].viable for b in best) for s in states]),
-        curve=curve,
-    )
 
 
 @lru_cache(maxsize=32)

@@ -107,13 +107,13 @@ def _decision(preset: str) -> Outcome:
     fresh = ArmState(True, 40, sum(users), weighted, 0.5 * sum(users))
     # kl-ucb collects from one arm at a time: the others' indices are known.
     rest = fresh if preset == "optimal" else replace(fresh, index=0.6)
-    states = [State(Status.RUNNING, 40, (fresh,) + 99 * (rest,), (), 4_000)]
-    assert agent.decide(states)[0].status is Status.RUNNING
+    state = State(Status.RUNNING, 40, (fresh,) + 99 * (rest,), (), 4_000)
+    assert agent.decide(state).status is Status.RUNNING
     return compare(
         f"decision of {preset} after phase 40, 100 arms",
         "scipy.optimize.minimize_scalar on one arm's radius",
         seconds(lambda: _scipy_radius(horizon_plan, confidence)),
-        seconds(lambda: agent.decide(states)),
+        seconds(lambda: agent.decide(state)),
         target=20,
         rounds=15,
     )
