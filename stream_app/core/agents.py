@@ -95,14 +95,9 @@ class Arms:
     def fresh(cls, runs: int, arms: int) -> "Arms":
         """Runs at the beginning of an epoch."""
         shape = (runs, arms)
-        unknown = np.full(shape, np.nan)
-        return cls(
-            np.ones(shape, np.bool_),
-            np.zeros(shape, np.int64),
-            np.zeros(shape),
-            unknown,
-            np.zeros(runs, np.int64),
-        )
+        viable, batches = np.ones(shape, np.bool_), np.zeros(shape, np.int64)
+        users = np.zeros(runs, np.int64)
+        return cls(viable, batches, np.zeros(shape), np.full(shape, np.nan), users)
 
     @classmethod
     def of(cls, state: State) -> "Arms":
@@ -118,13 +113,8 @@ class Arms:
 
     def rows(self, which: Bools) -> "Arms":
         """Some of the runs."""
-        return Arms(
-            self.viable[which],
-            self.batches[which],
-            self.weighted[which],
-            self.index[which],
-            self.users[which],
-        )
+        viable, batches, users = self.viable[which], self.batches[which], self.users[which]
+        return Arms(viable, batches, self.weighted[which], self.index[which], users)
 
 
 class Agent:
@@ -155,7 +145,7 @@ class Agent:
     def begin(self) -> State:
         """The first state: every arm viable, the first phase open."""
         arms = (ArmState(),) * len(self.experiment.arms)
-        return self._open_phase(State(Status.RUNNING, 0, arms, (), 0))
+        return self._open_phase(State(Status.RUNNING, 0, arms, (), 0), Arms.fresh(1, len(arms)))
 
     def fold(self, state: State, sequence: int, value: float) -> State:
         """The state after one released sum: record, and decide if the phase is complete."""
@@ -192,17 +182,18 @@ class Agent:
         return replace(state, status=Status.STOPPED, open=(), serve=self.leader(state))
 
     def decide(self, state: State) -> State:
-        """The state after its complete phase: decided with one arm left, else with the next open."""
-        found = self.judged(state.epoch, state.phase, Arms.of(state))
-        viable = found.viable[0].tolist()
-        index = [None if math.isnan(value) else value for value in found.index[0].tolist()]
-        arms = tuple(
-            arm if (keep, known) == (arm.viable, arm.index) else replace(arm, viable=keep, index=known)
-            for arm, keep, known in zip(state.arms, viable, index, strict=True)
-        )
-        if sum(viable) == 1:
-            return replace(state, arms=arms, status=Status.DECIDED, serve=viable.index(True))
-        return self._open_phase(replace(state, arms=arms))
+        """The state after its complete phase: decided if one arm is left, else the next is open."""
+        row = Arms.of(state)
+        found = self.judged(state.epoch, state.phase, row)
+        arms = list(state.arms)
+        for i in np.flatnonzero(row.viable & ~found.viable).tolist():
+            arms[i] = replace(arms[i], viable=False)
+        for i in np.flatnonzero(np.isnan(row.index) & ~np.isnan(found.index)).tolist():
+            arms[i] = replace(arms[i], index=float(found.index[0, i]))
+        state, left = replace(state, arms=tuple(arms)), np.flatnonzero(found.viable)
+        if len(left) == 1:
+            return replace(state, status=Status.DECIDED, serve=int(left[0]))
+        return self._open_phase(state, found)
 
     def opening(self, epoch: int, phase: int, arms: Arms) -> tuple[Bools, Ints]:
         """Which arms each run's phase collects from, and the size of its batches.
@@ -242,7 +233,8 @@ class Agent:
         """Each run's viable arm with the largest mean so far; the first one before any sum."""
         means, known = np.full(arms.viable.shape, -np.inf), arms.viable & (arms.batches > 0)
         means[known] = self._at(epoch)[1].means(arms.batches[known], arms.weighted[known])
-        return np.argmax(means, axis=1)
+        leaders: Ints = np.argmax(means, axis=1)
+        return leaders
 
     def final(self, epoch: int) -> bool:
         """Whether the agent ends with this epoch's horizon; otherwise it doubles it."""
@@ -257,10 +249,10 @@ class Agent:
     def _sequential(self) -> bool:
         return self.experiment.agent.order is Order.SEQUENTIAL
 
-    def _open_phase(self, state: State) -> State:
-        """Begin the next phase, or end if it does not fit into the horizon."""
+    def _open_phase(self, state: State, row: Arms) -> State:
+        """Begin the next phase, or end if it does not fit into the horizon; `row` are its arms."""
         state = replace(state, phase=state.phase + 1)
-        chosen, size = self.opening(state.epoch, state.phase, Arms.of(state))
+        chosen, size = self.opening(state.epoch, state.phase, row)
         if not size[0]:
             return self._exhausted(state)
         opened = np.flatnonzero(chosen[0]).tolist()
@@ -290,7 +282,7 @@ class Agent:
             return replace(ended, status=Status.EXHAUSTED, serve=self.leader(ended))
         arms = (ArmState(),) * len(state.arms)
         fresh = replace(state, arms=arms, phase=0, epoch=state.epoch + 1, spent=state.users)
-        return self._open_phase(fresh)
+        return self._open_phase(fresh, Arms.fresh(1, len(arms)))
 
     def leader(self, state: State) -> int:
         """The viable arm with the largest mean so far; the first one before any sum."""

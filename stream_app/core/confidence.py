@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_app.core.experiment import Guarantee, Test
-from stream_app.core.noise import Floats
+from stream_app.core.noise import Floats, both_sides
 from stream_app.core.schedules import Plan
 
 Bools = NDArray[np.bool_]
@@ -141,10 +141,11 @@ class Confidence:
         below = np.floor(leader / step).astype(np.int64)
         nodes, place = np.unique([below, below + 1], return_inverse=True)
         keys = [(phase, node) for node in nodes.tolist()]
-        missing = np.array([node for key, node in zip(keys, nodes) if key not in known])
-        if missing.size:
-            values = self._pairwise_threshold(np.full(missing.shape, phase), step * missing)
-            known.update(zip(((phase, node) for node in missing.tolist()), values.tolist()))
+        missing = [key for key in keys if key not in known]
+        if missing:
+            at = np.array(missing)
+            values = self._pairwise_threshold(at[:, 0], step * at[:, 1])
+            known.update(zip(missing, values.tolist(), strict=True))
         low, high = np.array([known[key] for key in keys])[place.reshape(2, *leader.shape)]
         return low * (1 - _SLACK), high * (1 + _SLACK)
 
@@ -198,7 +199,7 @@ class Confidence:
 
         def scaled(theta: Floats) -> Floats:
             tilt = theta[..., None] * weights
-            worst = np.maximum(plan.noise.log_mgf(tilt), plan.noise.log_mgf(-tilt))
+            worst = np.maximum(*both_sides(plan.noise, tilt))
             value: Floats = (level + reward * theta**2 + np.sum(counts * worst, -1)) / theta
             return value
 
@@ -228,7 +229,7 @@ class Confidence:
         def scaled(theta: Floats) -> Floats:
             tilt = theta[..., None] * weights
             half = np.sinh(0.5 * tilt)
-            noise = plan.noise.log_mgf(tilt) + plan.noise.log_mgf(-tilt)
+            noise = np.add(*both_sides(plan.noise, tilt))
             spread_term = mass * np.log1p(4 * spread[..., None] * half * half)
             total = np.sum(spread_term + counts * noise, -1)
             level = np.full(theta.shape, chance)

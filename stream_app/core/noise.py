@@ -87,6 +87,12 @@ class NoNoise:
 AnyNoise = BinomialNoise | LaplaceNoise | NoNoise
 
 
+def both_sides(noise: AnyNoise, theta: Floats) -> tuple[Floats, Floats]:
+    """psi(theta) and psi(-theta); they are one where the noise is symmetric."""
+    psi = noise.log_mgf(theta)
+    return psi, noise.log_mgf(-theta) if isinstance(noise, BinomialNoise) else psi
+
+
 def stack(noises: Sequence[AnyNoise]) -> AnyNoise:
     """One value whose fields hold one entry per batch; all noises are of one kind."""
     first = noises[0]

@@ -1,8 +1,9 @@
 """Whole experiments without Kafka: many runs at once, by the rules of the service's agent.
 
-All runs go through a phase together (`_Runs`); they end at different ones. A batch's sum is one binomial draw (the rewards) and one draw of the noise, so a run costs by its
-batches, not by its users. The noise here is numpy's and seeded: a simulation has no user to
-protect. It draws the unclipped noise; clipping changes a sum with probability below delta.
+A batch's sum is one binomial draw (the rewards) and one draw of the noise, so a run costs by its
+batches, not by its users; and all runs go through a phase together, in arrays. The noise here is
+numpy's and seeded: a simulation has no user to protect. It draws the unclipped noise; clipping
+changes a sum with probability below delta.
 
 Regret is the paper's pseudo-regret: the sum over all T users of the gap of the arm each was given.
 Users after the last released batch are given the arm that the agent names to serve.
@@ -12,7 +13,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
 
 import numpy as np
 
