@@ -165,8 +165,7 @@ class Confidence:
 
         sum_j n_j log(1 - mu a_j) = -(L + theta S + sum_j psi_j(-theta w_j)).
         """
-        plan = self.plan
-        counts, weights = self._evidence(batches)
+        plan, counts, weights = self._evidence(batches)
         mass = counts * plan.users
         reach = np.sum(mass * weights, -1)
         sign = 1.0 if mirrored else -1.0
@@ -193,8 +192,7 @@ class Confidence:
 
         inf_theta (L + sum_j [n_j theta^2 w_j^2/8 + max psi_j(+-theta w_j)]) / (theta sum w_j n_j).
         """
-        plan = self.plan
-        counts, weights = self._evidence(batches)
+        plan, counts, weights = self._evidence(batches)
         reward = counts @ (plan.users * plan.weights**2 / 8)
 
         def scaled(theta: Floats) -> Floats:
@@ -218,8 +216,7 @@ class Confidence:
 
     def _pairwise_threshold(self, batches: Ints, leader: Floats) -> Floats:
         """By how much the leader's weighted sum must exceed another's (MATH 4, `pairwise`)."""
-        plan, k = self.plan, self.arms
-        counts, weights = self._evidence(batches)
+        k, (plan, counts, weights) = self.arms, self._evidence(batches)
         mass = counts * plan.users
         best = self.upper(batches, leader, self._levels(batches))
         spread = np.where(best >= 0.5, 0.25, best * (1 - best))
@@ -271,17 +268,20 @@ class Confidence:
         self._index_levels[batches] = level
         return level
 
-    def _evidence(self, batches: Ints) -> tuple[Floats, Floats]:
-        """Multiplicity and weight of each group; weight 0 where an arm has no such batch yet.
+    def _evidence(self, batches: Ints) -> tuple[Plan, Floats, Floats]:
+        """The plan as far as some arm came; each arm's multiplicity and weight of its groups.
 
-        A later group's weight could lie outside the log-MGF's domain at this arm's theta.
+        The weight is 0 where an arm has no such batch yet: a later group's weight could lie outside
+        the log-MGF's domain at this arm's theta.
         """
-        counts = self.plan.counts[batches]
-        return counts, np.where(counts > 0, self.plan.weights, 0.0)
+        plan = self.plan.reached(batches)
+        counts = plan.counts[batches]
+        return plan, counts, np.where(counts > 0, plan.weights, 0.0)
 
     def _range(self, counts: Floats, weights: Floats, level: Floats) -> tuple[Floats, Floats]:
         """Where the best theta lies: around the Gaussian one, inside the log-MGF's domain."""
-        spread = weights**2 * (self.plan.users / 4 + self._noise_variance)
+        groups = weights.shape[-1]
+        spread = weights**2 * (self.plan.users / 4 + self._noise_variance)[:groups]
         gaussian = np.sqrt(2 * level / np.sum(counts * spread, -1))
         limit = 0.999 * self.plan.noise.limit / np.max(weights, axis=-1)
         high = np.minimum(16 * gaussian, limit)

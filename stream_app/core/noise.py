@@ -93,6 +93,11 @@ def both_sides(noise: AnyNoise, theta: Floats) -> tuple[Floats, Floats]:
     return psi, noise.log_mgf(-theta) if isinstance(noise, BinomialNoise) else psi
 
 
+def head(noise: AnyNoise, batches: int) -> AnyNoise:
+    """The first entries of stacked noise."""
+    return type(noise)(*(getattr(noise, f)[:batches] for f in noise.__dataclass_fields__))
+
+
 def stack(noises: Sequence[AnyNoise]) -> AnyNoise:
     """One value whose fields hold one entry per batch; all noises are of one kind."""
     first = noises[0]

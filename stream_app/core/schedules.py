@@ -6,7 +6,7 @@ of phases that two arms can have. All of it is fixed before the first user comes
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stream_app.core.experiment import Experiment, ScheduleName, Test
 from stream_app.core.mechanisms import MAX_BATCH_SIZE
-from stream_app.core.noise import AnyNoise, Floats, stack
+from stream_app.core.noise import AnyNoise, Floats, head, stack
 
 # An arm gets no more batches than this, whatever the horizon.
 MAX_BATCHES = 1_000_000
@@ -41,6 +41,18 @@ class Plan:
     def weight(self, batch: int) -> float:
         """The weight of an arm's batch, counted from 0."""
         return float(self.weights[self.group[batch]])
+
+    def reached(self, batches: NDArray[np.int64]) -> "Plan":
+        """Without the groups that no arm with so many batches came to: sizes never fall."""
+        groups = int(np.max(self.group[batches - 1], initial=0)) + 1
+        return replace(
+            self,
+            users=self.users[:groups],
+            weights=self.weights[:groups],
+            variances=self.variances[:groups],
+            noise=head(self.noise, groups),
+            counts=self.counts[:, :groups],
+        )
 
 
 def sizes(experiment: Experiment, horizon: int, variance: float) -> Iterator[int]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq, minimize_scalar
 
+from stream_app.core import confidence as confidence_module
 from stream_app.core.agents import Agent
 from stream_app.core.confidence import Confidence, minimise
 from stream_app.core.experiment import Experiment, Guarantee
@@ -246,6 +247,45 @@ def test_pairwise_threshold(
         sums = np.array([total] + [total - ahead * threshold] * (arms - 1))
         survivors = found.survivors(phase, sums, np.ones(arms, dtype=bool))
         assert survivors.tolist() == [True] + [kept] * (arms - 1)
+
+
+@pytest.mark.parametrize("changes", [*NOISES, SKEWED], ids=str)
+@pytest.mark.parametrize("guarantee", ["high-probability", "expected"])
+@pytest.mark.parametrize("phase", [1, 5])
+def test_many_rows_have_the_survivors_of_each(
+    changes: dict[str, str], guarantee: str, phase: int
+) -> None:
+    """Brackets decide as each row's own threshold does: gaps from 1e-9 to 100% away from it."""
+    found = confidence(experiment(horizon=10**5, arms=4, guarantee=guarantee, **changes))
+    rng = np.random.default_rng(11)
+    reach = found.plan.counts[phase] @ (found.plan.weights * found.plan.users)
+    leader = reach * np.concatenate([rng.uniform(-0.2, 1.2, 400), [0.0, 0.25, 0.5, 1.0]])
+    threshold = found._pairwise_threshold(np.full(leader.shape, phase), leader)
+    away = 10 ** rng.uniform(-9, 0, (len(leader), 3)) * rng.choice([-1, 1], (len(leader), 3))
+    sums = np.column_stack([leader, leader[:, None] - threshold[:, None] * (1 + away)])
+    viable = np.column_stack([np.ones(len(leader), bool), rng.random((len(leader), 3)) < 0.8])
+    kept = found.survivors(phase, sums, viable)
+
+    assert np.array_equal(kept[:, 1:], viable[:, 1:] & (away <= 0))
+    assert np.array_equal(kept, found.survivors(phase, sums, viable))  # the nodes are remembered
+    for row in range(0, len(leader), 40):
+        alone = found.survivors(phase, sums[row], viable[row])
+        assert alone.tolist() == kept[row].tolist()
+    low, high = found._bracket(phase, leader)
+    assert np.all((low < threshold) & (threshold < high))
+
+
+def test_remembered_nodes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of many phases does not fill the memory; what is forgotten is computed again."""
+    monkeypatch.setattr(confidence_module, "_MOST", 10)
+    found = confidence(experiment(horizon=10**5, batch_size=50, schedule="fixed"))
+    leader = np.linspace(20, 30, 5)
+    first = found._bracket(1, leader)
+    for phase in range(1, 30):
+        found._bracket(phase, phase * leader)
+        assert len(found._nodes) <= 10 + 2 * len(leader)
+
+    assert np.array_equal(found._bracket(1, leader), first)
 
 
 @pytest.mark.parametrize("arms", [2, 5, 10])

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from stream_app.core.agents import Agent, Status
+from stream_app.core.agents import Agent, State, Status
 from stream_app.core.experiment import Experiment
 from stream_app.core.noise import BinomialNoise, LaplaceNoise, NoNoise
 from stream_app.core.schedules import mechanism_noise
@@ -13,6 +13,7 @@ from stream_app.core.simulation import (
     BLOCK,
     Block,
     Job,
+    _Runs,
     agent_runs,
     blocks,
     draw_noise,
@@ -95,11 +96,12 @@ def test_regret_by_hand(preset: str, horizon: int) -> None:
     state = agent.begin()
     draws = iter(recorder.calls)
     while state.status is Status.RUNNING:
-        batch = state.open[0]
-        rewards, up, down = (float(next(draws)[0]) for _ in range(3))
-        state = agent.fold(state, batch.sequence, rewards + up - down)
-        regret += batch.size * (0.8 - MEANS[batch.arm])
-        users += batch.size
+        rewards, up, down = (next(draws) for _ in range(3))  # of all batches of a phase
+        for value in rewards + up - down:
+            batch = state.open[0]
+            state = agent.fold(state, batch.sequence, float(value))
+            regret += batch.size * (0.8 - MEANS[batch.arm])
+            users += batch.size
     regret += (horizon - users) * (0.8 - MEANS[state.serve])
 
     assert next(draws, None) is None
@@ -115,6 +117,81 @@ def test_served_users_count() -> None:
 
     assert block.regret.tolist() == pytest.approx([50.0] * 3)
     assert block.curve == pytest.approx(3 * 0.5 * grid(100), abs=1e-9)
+
+
+CLOSE = (0.8, 0.7, 0.4)
+LENGTHS = [(1.0, None, True), (1.0, 0.6, True), (0.125, 1.5, False)]  # T, users, T known
+
+
+@pytest.mark.parametrize("order", ["sequential", "interleaved"])
+@pytest.mark.parametrize("length", LENGTHS, ids=str)
+@pytest.mark.parametrize(
+    ("preset", "horizon", "changes"),
+    [
+        ("optimal", 5_000, {}),
+        ("optimal", 5_000, {"mechanism": "binomial", "guarantee": "high-probability"}),
+        ("optimal", 10_000, {"test": "chernoff", "guarantee": "high-probability"}),
+        ("vb-sdp-ae", 300_000, {}),
+        ("sdp-ae", 300_000, {"batch_size": 4_000}),
+        ("sdp-ae", 10_000, {"batch_size": 90, "calibration": "exact", "test": "pairwise"}),
+        ("kl-ucb", 5_000, {}),
+    ],
+)
+def test_runs_together_are_runs_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    preset: str,
+    horizon: int,
+    changes: dict[str, object],
+    length: tuple[float, float | None, bool],
+    order: str,
+) -> None:
+    """Each run of a block, folded sum by sum through the agent: the same batches, the same end."""
+    guess, users, known = length
+    value = experiment(
+        preset, int(horizon * guess), means=CLOSE, users=users and int(horizon * users),
+        horizon_known=known, epsilon="0.9", order=order, **changes,
+    )  # fmt: skip
+    given: dict[int, list[tuple[int, int, float]]] = {run: [] for run in range(8)}
+    collect = _Runs._collect
+
+    def noted(self: _Runs, active: np.ndarray, chosen: np.ndarray, size: np.ndarray) -> np.ndarray:
+        sums = collect(self, active, chosen, size)
+        for row, arm, one in zip(*np.nonzero(chosen), sums, strict=True):
+            given[int(active[row])].append((int(arm), int(size[row]), float(one)))
+        return sums
+
+    monkeypatch.setattr(_Runs, "_collect", noted)
+    block = private_runs(value, len(given), np.random.default_rng(9))
+    agent, last, curve = Agent(value), users_of(value), 0
+    for run, batches in given.items():
+        state, path = fold(agent, batches, last)
+        decided = state.status is Status.DECIDED
+        curve = curve + np.interp(grid(last), *zip(*path, strict=True))
+        assert block.regret[run] == pytest.approx(np.interp(last, *zip(*path, strict=True)))
+        assert block.decided_at[run] == state.users if decided else np.isnan(block.decided_at[run])
+        assert block.best_kept[run] == state.arms[0].viable
+    assert block.curve == pytest.approx(curve)
+
+
+def fold(
+    agent: Agent, batches: list[tuple[int, int, float]], last: int
+) -> tuple[State, list[tuple[int, float]]]:
+    """The state after these batches (arm, size, sum), and regret by users; until the last user."""
+    state, path, given = agent.begin(), [(0, 0.0)], iter(batches)
+    while state.status is Status.RUNNING and state.users < last:
+        opened = state.open
+        for batch in opened:  # in parallel, all of them are collected
+            arm, size, value = next(given)
+            assert (batch.arm, batch.size) == (arm, size)
+            state = agent.fold(state, batch.sequence, value)
+            users, regret = path[-1]
+            path.append((users + size, regret + size * (CLOSE[0] - CLOSE[arm])))
+    complete = agent.experiment.agent.order == "interleaved" or state.users < last
+    assert next(given, None) is None or not complete
+    if state.users < last:
+        users, regret = path[-1]
+        path.append((last, regret + (last - users) * (CLOSE[0] - CLOSE[state.serve])))
+    return state, path
 
 
 def naive_run(agent: Agent, rng: np.random.Generator) -> float:
