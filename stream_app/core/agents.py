@@ -83,7 +83,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Arms:
-    """What is known of the arms of runs in the same epoch: a row for each run, a column an arm."""
+    """What is known of the arms of runs in one epoch: rows are runs, columns are arms."""
 
     viable: Bools
     batches: Ints

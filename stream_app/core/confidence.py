@@ -22,8 +22,8 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 _POINTS = 9  # of a grid, with its ends
 _NODES = 256  # per unit of the leader's mean, between which a threshold is bracketed
-_SLACK = 1e-4  # of a bracket, relative; `minimise` leaves less
-_MOST = 100_000  # nodes that are remembered
+_SLACK = 1e-4  # by which a bracket is widened, relative: `minimise` is inexact
+_MOST = 100_000  # nodes to remember
 
 
 def minimise(
@@ -114,41 +114,6 @@ class Confidence:
         kept: Bools = viable & ~(behind > threshold)
         return kept
 
-    def _thresholds(self, phase: int, leader: Floats, behind: Floats) -> Floats:
-        """Pairwise thresholds that tell the same arms apart as the exact ones.
-
-        Of many runs only those need their own that have an arm `behind` by an amount in between
-        the bounds of their threshold.
-        """
-        if leader.size == 1:
-            return self._pairwise_threshold(np.full(leader.shape, phase), leader)
-        low, high = self._bracket(phase, leader)
-        unsure = np.any((behind > low[..., None]) & (behind <= high[..., None]), axis=-1)
-        own = leader[unsure]
-        if own.size:
-            high[unsure] = self._pairwise_threshold(np.full(own.shape, phase), own)
-        return high
-
-    def _bracket(self, phase: int, leader: Floats) -> tuple[Floats, Floats]:
-        """Bounds of the pairwise threshold: its values at the nodes around the leader's sum.
-
-        It rises with that sum: U does, and with U both the spread and the level.
-        """
-        known = self._nodes
-        if len(known) > _MOST:
-            known.clear()
-        step = self.plan.counts[phase] @ (self.plan.weights * self.plan.users) / _NODES
-        below = np.floor(leader / step).astype(np.int64)
-        nodes, place = np.unique([below, below + 1], return_inverse=True)
-        keys = [(phase, node) for node in nodes.tolist()]
-        missing = [key for key in keys if key not in known]
-        if missing:
-            at = np.array(missing)
-            values = self._pairwise_threshold(at[:, 0], step * at[:, 1])
-            known.update(zip(missing, values.tolist(), strict=True))
-        low, high = np.array([known[key] for key in keys])[place.reshape(2, *leader.shape)]
-        return low * (1 - _SLACK), high * (1 + _SLACK)
-
     def upper(self, batches: Ints, sums: Floats, level: Floats) -> Floats:
         """Cramer's upper bound at level e^-L, the best over theta (MATH 4)."""
         return self._cramer(batches, sums, level, mirrored=False)
@@ -216,11 +181,11 @@ class Confidence:
 
     def _pairwise_threshold(self, batches: Ints, leader: Floats) -> Floats:
         """By how much the leader's weighted sum must exceed another's (MATH 4, `pairwise`)."""
-        k, (plan, counts, weights) = self.arms, self._evidence(batches)
+        plan, counts, weights = self._evidence(batches)
         mass = counts * plan.users
         best = self.upper(batches, leader, self._levels(batches))
         spread = np.where(best >= 0.5, 0.25, best * (1 - best))
-        expected = self.guarantee is Guarantee.EXPECTED
+        k, expected = self.arms, self.guarantee is Guarantee.EXPECTED
         chance = math.log(self.horizon * self._phases * (k * (k - 1) / 2 if expected else k))
 
         def scaled(theta: Floats) -> Floats:
@@ -239,6 +204,40 @@ class Confidence:
 
         low, high = self._range(counts, weights, np.full(batches.shape, chance))
         return minimise(scaled, low, high)[1]
+
+    def _thresholds(self, phase: int, leader: Floats, behind: Floats) -> Floats:
+        """Pairwise thresholds, or others on the same side of all that `behind` says.
+
+        Of many runs only those need their own that have an arm between the threshold's bounds.
+        """
+        if leader.size == 1:
+            return self._pairwise_threshold(np.full(leader.shape, phase), leader)
+        low, high = self._bracket(phase, leader)
+        unsure = np.any((behind > low[..., None]) & (behind <= high[..., None]), axis=-1)
+        own = leader[unsure]
+        if own.size:
+            high[unsure] = self._pairwise_threshold(np.full(own.shape, phase), own)
+        return high
+
+    def _bracket(self, phase: int, leader: Floats) -> tuple[Floats, Floats]:
+        """Bounds of the pairwise threshold: its values at the nodes around the leader's sum.
+
+        It rises with that sum, as U does and, with U, the spread and the level.
+        """
+        known = self._nodes
+        if len(known) > _MOST:
+            known.clear()
+        step = self.plan.counts[phase] @ (self.plan.weights * self.plan.users) / _NODES
+        below = np.floor(leader / step).astype(np.int64)
+        nodes, place = np.unique([below, below + 1], return_inverse=True)
+        keys = [(phase, node) for node in nodes.tolist()]
+        missing = [key for key in keys if key not in known]
+        if missing:
+            at = np.array(missing)
+            values = self._pairwise_threshold(at[:, 0], step * at[:, 1])
+            known.update(zip(missing, values.tolist(), strict=True))
+        low, high = np.array([known[key] for key in keys])[place.reshape(2, *leader.shape)]
+        return low * (1 - _SLACK), high * (1 + _SLACK)
 
     def _levels(self, batches: Ints) -> Floats:
         """L of MATH 4 for each arm's own bound."""

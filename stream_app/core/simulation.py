@@ -170,7 +170,7 @@ class _Runs:
             active, arms = active[complete], agent.judged(epoch, phase, arms.rows(complete))
 
     def _completes(self, active: Ints, chosen: Bools, size: Ints) -> Bools:
-        """Whether a phase's last batch begins before the last user; in parallel they all do."""
+        """Whether a phase's last batch begins before the last user; interleaved, all do."""
         batches = np.sum(chosen, axis=1)
         waiting = batches - 1 if self._agent.experiment.agent.order is Order.SEQUENTIAL else 0
         complete: Bools = self._users[active] + size * waiting < self._last

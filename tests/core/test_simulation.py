@@ -277,6 +277,17 @@ def test_users_beyond_and_before_the_horizon() -> None:
     assert len(curves[700].curve) == len(grid(700))
 
 
+@pytest.mark.parametrize("order", ["sequential", "interleaved"])
+@pytest.mark.parametrize("preset", ["vb-sdp-ae", "optimal", "kl-ucb"])
+def test_one_user(preset: str, order: str) -> None:
+    """That one is given the first arm; in sequential order no phase is ever complete."""
+    value = experiment(preset, 20_000, means=(0.2, 0.5), users=1, epsilon="0.9", order=order)
+    block = private_runs(value, 3, np.random.default_rng(1))
+
+    assert block.regret.tolist() == pytest.approx([0.3] * 3)
+    assert np.all(np.isnan(block.decided_at))
+
+
 def test_unknown_horizon_ends_with_the_users() -> None:
     """The agent goes on for ever; the simulation ends with its last user."""
     value = experiment(horizon=500, means=(0.5, 0.5, 0.4), users=5000, horizon_known=False)
