@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 _POINTS = 9  # of a grid, with its ends
 _NODES = 256  # per unit of the leader's mean, between which a threshold is bracketed
-_SLACK = 1e-4  # by which a bracket is widened, relative: `minimise` is inexact
+_SLACK = 1e-3  # by which a bracket is widened, relative: `minimise` is inexact
 _MOST = 100_000  # nodes to remember
 
 
