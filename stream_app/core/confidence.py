@@ -82,10 +82,15 @@ class Confidence:
         variance: Floats = 2 * self.plan.noise.log_mgf(small) / small**2
         return variance
 
+    @cached_property
+    def _reach(self) -> Floats:
+        """sum w_j n_j, by an arm's number of batches."""
+        reach: Floats = self.plan.counts @ (self.plan.weights * self.plan.users)
+        return reach
+
     def means(self, batches: Ints, sums: Floats) -> Floats:
         """The weighted mean S / sum w_j n_j of arms with at least one batch."""
-        plan = self.plan
-        mean: Floats = sums / (plan.counts[batches] @ (plan.weights * plan.users))
+        mean: Floats = sums / self._reach[batches]
         return mean
 
     def intervals(self, batches: Ints, sums: Floats) -> tuple[Floats, Floats]:
@@ -98,8 +103,16 @@ class Confidence:
         return self.lower(batches, sums, level), self.upper(batches, sums, level)
 
     def indices(self, batches: Ints, sums: Floats) -> Floats:
-        """Each arm's upper bound alone: what `kl-ucb` chooses by."""
-        return self.upper(batches, sums, self._levels(batches))
+        """Each arm's upper bound alone: what `kl-ucb` chooses by.
+
+        Equal evidence has the same index to the last bit, in whatever company: ties are ties.
+        """
+        result = np.empty(sums.shape)
+        for number in np.unique(batches):
+            alike = batches == number
+            level = self._levels(batches[alike])
+            result[alike] = self.upper(batches[alike], sums[alike], level)
+        return result
 
     def survivors(self, phase: int, sums: Floats, viable: Bools) -> Bools:
         """Which viable arms stay after a phase in which each had its batch; sums are (..., k)."""
@@ -109,8 +122,7 @@ class Confidence:
             threshold = self._thresholds(phase, leader, np.where(viable, behind, 0))[..., None]
         else:
             # mean_a + I < max(mean - I), all arms having the same radius I.
-            reach = self.plan.counts[phase] @ (self.plan.weights * self.plan.users)
-            threshold = 2 * self._radius(np.array(phase)) * reach
+            threshold = 2 * self._radius(np.array(phase)) * self._reach[phase]
         kept: Bools = viable & ~(behind > threshold)
         return kept
 
@@ -120,8 +132,7 @@ class Confidence:
 
     def lower(self, batches: Ints, sums: Floats, level: Floats) -> Floats:
         """Cramer's lower bound: one minus the upper bound of the mirrored rewards and noise."""
-        plan = self.plan
-        mirror = plan.counts[batches] @ (plan.weights * plan.users) - sums
+        mirror = self._reach[batches] - sums
         lower: Floats = 1 - self._cramer(batches, mirror, level, mirrored=True)
         return lower
 
@@ -132,8 +143,7 @@ class Confidence:
         """
         plan, counts, weights = self._evidence(batches)
         mass = counts * plan.users
-        reach = np.sum(mass * weights, -1)
-        sign = 1.0 if mirrored else -1.0
+        reach, sign = self._reach[batches], 1.0 if mirrored else -1.0
 
         def bound(theta: Floats) -> Floats:
             tilt = theta[..., None] * weights
@@ -168,7 +178,7 @@ class Confidence:
 
         low, high = self._range(counts, weights, level)
         theta, value = minimise(scaled, low, high)
-        return theta, value / (counts @ (plan.weights * plan.users))
+        return theta, value / self._reach[batches]
 
     def _paper_radius(self, batches: Ints) -> Floats:
         """(2 sqrt(t) sigma / N + 1 / sqrt(N)) sqrt(2 ln T), with t sigma^2 = sum_j sigma_j^2."""
@@ -227,7 +237,7 @@ class Confidence:
         known = self._nodes
         if len(known) > _MOST:
             known.clear()
-        step = self.plan.counts[phase] @ (self.plan.weights * self.plan.users) / _NODES
+        step = self._reach[phase] / _NODES
         below = np.floor(leader / step).astype(np.int64)
         nodes, place = np.unique([below, below + 1], return_inverse=True)
         keys = [(phase, node) for node in nodes.tolist()]

@@ -325,8 +325,7 @@ def test_many_runs_at_once(preset: str) -> None:
         together = concluded(agent, epoch, phase, stacked(rows))
         alone = zip(*(concluded(agent, epoch, phase, row) for row in rows), strict=True)
         for many, each in zip(together, alone, strict=True):
-            # To the last bits of kl-ucb's index: its sums are over more or fewer groups.
-            assert np.allclose(many, np.concatenate(each), rtol=1e-12, equal_nan=True)
+            assert np.array_equal(many, np.concatenate(each), equal_nan=True)
 
 
 def concluded(agent: Agent, epoch: int, phase: int, arms: Arms) -> list[np.ndarray]:

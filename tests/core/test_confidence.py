@@ -415,6 +415,16 @@ def test_many_arms_at_once(changes: dict[str, str], preset: str) -> None:
     assert np.all((lower <= 0.4) & (upper >= 0.4))
 
 
+def test_equal_evidence_has_equal_indices() -> None:
+    """To the last bit, among arms with more batches and alone: kl-ucb takes the first of a tie."""
+    found = confidence(experiment("kl-ucb", 10**6))
+    batches = np.array([1, 14, 3, 9, 3, 20])
+    sums = 0.37 * found.plan.counts[batches] @ (found.plan.weights * found.plan.users)
+    alone = [found.indices(batches[i : i + 1], sums[i : i + 1])[0] for i in range(len(batches))]
+
+    assert found.indices(batches, sums).tolist() == alone
+
+
 # --- coverage --------------------------------------------------------------------------------
 
 
