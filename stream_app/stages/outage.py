@@ -25,12 +25,16 @@ class Outage:
         self._stage = stage
         self._heard = 0.0
         self.away = False
-        self.writing: float | None = None  # since when a transaction is under way
+        self.begun: list[float] = []  # when the transactions that are under way began
 
     @property
     def slow(self) -> bool:
         """Whether a transaction has been under way for too long."""
-        return self.writing is not None and time.monotonic() - self.writing > _SLOW_S
+        return self._writing_s > _SLOW_S
+
+    @property
+    def _writing_s(self) -> float:
+        return time.monotonic() - min(self.begun) if self.begun else 0.0
 
     async def notice(self, *, quiet: bool, probe: Callable[[], Awaitable[object]] | None) -> None:
         """After each poll: asks Kafka, if there is something to ask, when nothing came lately."""
@@ -48,16 +52,16 @@ class Outage:
         if self._heard > now - _PROBE_EVERY_S:
             self._say(away=False)
 
-    def wrote(self) -> None:
-        """A transaction went through."""
-        self.writing = None
+    def wrote(self, begun: float) -> None:
+        """The transaction that began then went through."""
+        self.begun.remove(begun)
         self._say(away=False)
 
     async def watch(self) -> None:
         """A transaction that Kafka does not answer holds the lock, so somebody else must say it."""
         while True:
             await asyncio.sleep(1)
-            if self.writing is not None and time.monotonic() - self.writing > _PROBE_EVERY_S:
+            if self._writing_s > _PROBE_EVERY_S:
                 self._say(away=True)
 
     def _say(self, *, away: bool) -> None:

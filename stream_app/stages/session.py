@@ -10,7 +10,7 @@ workers. Whatever goes wrong with Kafka comes out of `run`: the session is then 
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from stream_app.metrics.instruments import StageMetrics
 from stream_app.reading import read_to_end
 from stream_app.stages.deletion import Deletion
 from stream_app.stages.outage import Outage
-from stream_app.stages.partition import Log, Partition, Readers, Record, Stage
+from stream_app.stages.partition import Log, Output, Partition, Readers, Record, Stage
 
 log = logging.getLogger("shufflebandit")
 
@@ -150,21 +150,23 @@ class Session:
             chunks = await self._input.getmany(timeout_ms=100)
             await self._outage.notice(quiet=not chunks, probe=self._probe if self._slots else None)
             async with self._lock:
+                fed = []
                 for place, records in chunks.items():
                     slot = self._slots.get(place.partition)
                     if slot is not None and slot is before.get(place.partition):
-                        await self._process(slot, records)
+                        await self._feed(slot, records)
+                        fed.append(slot)
+                await self._flush(fed)
                 await self._commit_marks_if_due()
 
     async def _probe(self) -> None:
         await self._input.end_offsets(self._input.assignment())
 
-    async def _process(self, slot: _Slot, records: Sequence[Record]) -> None:
+    async def _feed(self, slot: _Slot, records: Sequence[Record]) -> None:
         taken = slot.state.feed(records, refreshed=False)
         if taken < len(records):
             await self._refresh(slot)
             slot.state.feed(records[taken:], refreshed=True)
-        await self._flush(slot)
 
     async def _tail(self) -> None:
         """Follow the side topic of the open partitions."""
@@ -177,11 +179,13 @@ class Session:
                 continue
             chunks = await self._side.getmany(timeout_ms=100)
             async with self._lock:
+                told = []
                 for place, records in chunks.items():
                     slot = self._slots.get(place.partition)
                     if slot is not None:
                         self._take_side(slot, records)
-                        await self._flush(slot)
+                        told.append(slot)
+                await self._flush(told)
 
     def _follow(self) -> None:
         self._tailed = frozenset(self._slots)
@@ -237,18 +241,24 @@ class Session:
         position = max(begin, first)
         self.metrics.opened(number, slot.state)
         self._allow_deletion(number, mark)
-        await self._flush(slot)
+        await self._flush([slot])
         self._input.seek(place, position)
         self._input.resume(place)
         log.info("%s: partition %d opened at offset %d", self.stage.name, number, position)
 
-    async def _flush(self, slot: _Slot) -> None:
-        """Write the outputs in one transaction; every send is awaited before the commit."""
-        outputs = slot.state.take()
-        if not outputs:
-            return
-        producer = slot.producer
-        self._outage.writing = started = time.monotonic()
+    async def _flush(self, slots: Iterable[_Slot]) -> None:
+        """Write the outputs of partitions at the same time; all have ended when this returns."""
+        outputs = [(slot, slot.state.take()) for slot in slots]
+        writing = [asyncio.ensure_future(self._write(*each)) for each in outputs if each[1]]
+        try:
+            await asyncio.gather(*writing)
+        finally:
+            await _cancel(writing)
+
+    async def _write(self, slot: _Slot, outputs: Sequence[Output]) -> None:
+        """Write outputs in one transaction; every send is awaited before the commit."""
+        producer, started = slot.producer, time.monotonic()
+        self._outage.begun.append(started)
         # Given here: of several records in a batch aiokafka would tell only the first one's time.
         now_ms = time.time_ns() // 1_000_000
         async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
@@ -265,7 +275,7 @@ class Session:
             ]
             await asyncio.gather(*sent)
             await producer.commit_transaction()
-        self._outage.wrote()
+        self._outage.wrote(started)
         self.metrics.committed(time.monotonic() - started)
         for output in outputs:
             self.metrics.wrote(output.times, output.topic, len(output.value or b""), now_ms)
@@ -275,7 +285,7 @@ class Session:
             self._next_commit = time.monotonic() + _COMMIT_EVERY_S
             for slot in self._slots.values():
                 slot.state.tick(time.time_ns() // 1_000_000)
-                await self._flush(slot)
+            await self._flush(self._slots.values())
             await self._commit_marks()
             await self._measure_lag()
 

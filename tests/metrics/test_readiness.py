@@ -39,10 +39,10 @@ def test_ready_with_all_partitions_open_and_transactions_through() -> None:
     life._assigned = set()
     assert life.unready() == ""
 
-    life._outage.writing = time.monotonic()
+    life._outage.begun = [time.monotonic()]
     assert life.unready() == ""
 
-    life._outage.writing = time.monotonic() - 6
+    life._outage.begun = [time.monotonic(), time.monotonic() - 6]
     assert life.unready() == "a transaction to go through"
 
     life._outage.away = True

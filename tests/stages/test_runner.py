@@ -253,7 +253,7 @@ async def test_zombie_is_fenced(broker: LocalBroker) -> None:
 
         slot.state.feed([Record(1, b"demo", late, 0)], refreshed=True)
         with pytest.raises((ProducerFenced, InvalidProducerEpoch)):
-            await session._flush(slot)
+            await session._flush([slot])
         session._lock.release()
 
         assert len(await here.audit()) == 1
