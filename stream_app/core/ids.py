@@ -33,24 +33,24 @@ class Ids:
 
     def add_all(self, ids: Sequence[bytes]) -> list[int]:
         """Add ids; the places of those that were there already, or earlier in the list."""
-        known, new, again = self._settled(ids), set(ids), list[int]()
-        if not known and len(new) == len(ids) and self._recent.isdisjoint(new):
-            self._recent |= new
+        new, recent = set(ids), self._recent
+        known = self._settled(ids) if self._high is not _NONE else ()
+        again: list[int] = []
+        if not known and len(new) == len(ids) and recent.isdisjoint(new):
+            recent |= new
         else:
             for place, one in enumerate(ids):
-                if place in known or one in self._recent:
+                if place in known or one in recent:
                     again.append(place)
                 else:
-                    self._recent.add(one)
-        if len(self._recent) > max(_SMALL, len(self._high) // 4):
+                    recent.add(one)
+        if len(recent) > _SMALL and len(recent) > len(self._high) // 4:
             self._high, self._low = self._all()
             self._recent = set()
         return again
 
     def _settled(self, ids: Sequence[bytes]) -> set[int]:
         """The places of the ids that are in the arrays."""
-        if not len(self._high):
-            return set()
         high, low = _halves(ids)
         if not self._alike(np.sort(high))[1].any():  # as a rule; in order they are found sooner
             return set()

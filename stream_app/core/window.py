@@ -7,7 +7,7 @@ before the window is full (README, "Who sees what").
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -83,34 +83,45 @@ class Window:
 
     def accept(self, report_id: bytes, ones: int, offset: int, time_ms: int) -> Refusal | None:
         """Count a report, or say why not. The caller asks `full` next."""
-        refused = self.accept_all([report_id], [ones], lambda _: place(offset, time_ms))
-        return next(iter(refused), None)
+        where = place(offset, time_ms)
+        return next(iter(self.accept_all([report_id], [ones], lambda _: where)), None)
 
     def accept_all(
         self, ids: Sequence[bytes], ones: Sequence[int], where: Callable[[int], Place]
-    ) -> dict[Refusal, int]:
+    ) -> Mapping[Refusal, int]:
         """Count reports in the order of the log, at most as many as there is room for.
 
         `where` tells the place of each. Returns how many were refused, by reason.
         """
         refused: dict[int, Refusal] = {}
-        if where(0).offset < self.reached:
-            again = (i for i in range(len(ids)) if where(i).offset < self.reached)
-            refused = dict.fromkeys(again, Refusal.REREAD)
-        if min(ones) < 0 or max(ones) > self.bits:
-            wrong = (i for i, count in enumerate(ones) if not 0 <= count <= self.bits)
-            refused |= dict.fromkeys(wrong, Refusal.OUT_OF_RANGE)
-        left = _without(range(len(ids)), refused)
-        known = self.ids.add_all([ids[i] for i in left] if refused else ids)
-        refused |= {left[i]: Refusal.DUPLICATE for i in known}
-        left = _without(left, refused)
-        if left:
-            self.fresh += b"".join([ids[i] for i in left] if refused else ids)
-            self.fresh_total += sum([ones[i] for i in left] if refused else ones)
-            first, self.last = where(left[0]), where(left[-1])
-            self.fresh_first = self.fresh_first or first
-            self.first = self.first or first
-        return Counter(refused.values())
+        left: Sequence[int] = range(len(ids))
+        if (
+            min(ones) < 0
+            or max(ones) > self.bits
+            or (self.reached and where(0).offset < self.reached)
+        ):
+            refused = self._misfits(ones, where)
+            left = [i for i in left if i not in refused]
+            ids, ones = [ids[i] for i in left], [ones[i] for i in left]
+        if known := self.ids.add_all(ids):
+            refused |= {left[i]: Refusal.DUPLICATE for i in known}
+            new = sorted(set(range(len(ids))).difference(known))
+            left, ids, ones = [left[i] for i in new], [ids[i] for i in new], [ones[i] for i in new]
+        if ids:
+            self.fresh += b"".join(ids)
+            self.fresh_total += sum(ones)
+            if self.fresh_first is None:
+                self.fresh_first = where(left[0])
+                self.first = self.first or self.fresh_first
+            if self.full:
+                self.last = where(left[-1])
+        return Counter(refused.values()) if refused else {}
+
+    def _misfits(self, ones: Sequence[int], where: Callable[[int], Place]) -> dict[int, Refusal]:
+        """The reports that no window counts, or that this one has seen."""
+        seen = [i for i in range(len(ones)) if where(i).offset < self.reached]
+        wrong = [i for i, count in enumerate(ones) if not 0 <= count <= self.bits]
+        return dict.fromkeys(seen, Refusal.REREAD) | dict.fromkeys(wrong, Refusal.OUT_OF_RANGE)
 
     @property
     def full(self) -> bool:
@@ -163,10 +174,6 @@ class Window:
         self.total += delta.total
         self.first = self.first or delta.first
         self.reached, self.deltas = delta.reached, delta.number + 1
-
-
-def _without(places: Sequence[int], refused: Collection[int]) -> Sequence[int]:
-    return [place for place in places if place not in refused] if refused else places
 
 
 def place(offset: int, time_ms: int) -> Place:

@@ -109,9 +109,11 @@ class ShufflePartition:
             refused = window.accept_all(
                 [reports.ids[i] for i in taken], [reports.ones[i] for i in taken], where
             )
-            self.accepted += len(taken) - sum(refused.values())
-            self._refuse(refused)
-        self._refuse({Refusal.LATE: len(members)})
+            self.accepted += len(taken)
+            if refused:
+                self.accepted -= sum(refused.values())
+                self._refuse(refused)
+        self.refused[Refusal.LATE] += len(members)
 
     def _refuse(self, counts: Mapping[Refusal, int]) -> None:
         for reason, count in counts.items():
