@@ -80,6 +80,10 @@ class Window:
     fresh_first: Place | None = None
     reached: int = 0
     deltas: int = 0
+    room: int = field(init=False)  # how many reports are missing
+
+    def __post_init__(self) -> None:
+        self.room = self.size - len(self.ids)
 
     def accept(self, report_id: bytes, ones: int, offset: int, time_ms: int) -> Refusal | None:
         """Count a report, or say why not. The caller asks `full` next."""
@@ -108,12 +112,13 @@ class Window:
             new = sorted(set(range(len(ids))).difference(known))
             left, ids, ones = [left[i] for i in new], [ids[i] for i in new], [ones[i] for i in new]
         if ids:
+            self.room -= len(ids)
             self.fresh += b"".join(ids)
             self.fresh_total += sum(ones)
             if self.fresh_first is None:
                 self.fresh_first = where(left[0])
                 self.first = self.first or self.fresh_first
-            if self.full:
+            if not self.room:
                 self.last = where(left[-1])
         return Counter(refused.values()) if refused else {}
 
@@ -126,12 +131,7 @@ class Window:
     @property
     def full(self) -> bool:
         """Whether the window has its scheduled size."""
-        return len(self.ids) == self.size
-
-    @property
-    def room(self) -> int:
-        """How many reports are missing."""
-        return self.size - len(self.ids)
+        return not self.room
 
     def release(self) -> Release:
         """The result of a full window."""
@@ -171,6 +171,7 @@ class Window:
     def restore(self, delta: Delta) -> None:
         """Take up a checkpoint; deltas come in the order of their numbers."""
         self.ids.add_all([delta.ids[i : i + 16] for i in range(0, len(delta.ids), 16)])
+        self.room = self.size - len(self.ids)
         self.total += delta.total
         self.first = self.first or delta.first
         self.reached, self.deltas = delta.reached, delta.number + 1

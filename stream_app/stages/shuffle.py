@@ -99,8 +99,8 @@ class ShufflePartition:
         self, window: Window, records: Sequence[Record], reports: Reports, members: list[int]
     ) -> None:
         """Count the reports of one batch in their order; those after the last one are late."""
-        while members and window.room:
-            taken, members = members[: window.room], members[window.room :]
+        while members and (room := window.room) > 0:
+            taken, members = members[:room], members[room:]
 
             def where(index: int, taken: Sequence[int] = taken) -> Place:
                 record = records[taken[index]]
