@@ -244,8 +244,24 @@ async def stop(client: Any) -> None:
     done, _ = await asyncio.wait({task}, timeout=5)
     if not done:
         task.cancel()
+        if isinstance(client, AIOKafkaProducer):
+            await _abandon(client)
     elif not task.cancelled():
         task.exception()  # seen; nothing is left to be done about it
+
+
+async def _abandon(producer: AIOKafkaProducer) -> None:
+    """End what `stop()` leaves behind: its sender would try to connect for ever, every moment.
+
+    A cancelled sender waits for the requests under way; cancelled again, it cancels one of them.
+    """
+    sender = producer._sender.sender_task
+    for _ in range(20):
+        if sender.done():
+            break
+        sender.cancel()
+        await asyncio.wait({sender}, timeout=0.1)
+    await producer.client.close()
 
 
 async def create_topics(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaTimeoutError
@@ -262,3 +262,27 @@ async def test_a_mute_address_is_given_up(mute: str) -> None:
             await client.__aenter__()
 
     assert time.monotonic() - started < 9
+
+
+@pytest.mark.slow
+async def test_a_producer_that_cannot_stop_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+    """Kafka goes away within a transaction: it ends in bounded time, and tries no connection."""
+    with LocalBroker() as own:
+        settings = fresh_settings(own)
+        await make_topics(settings)
+        producer = AIOKafkaProducer(
+            **kafka.client_options(settings), transactional_id="test", retry_backoff_ms=10
+        )
+        await producer.start()
+        await producer.begin_transaction()
+        own.kill()
+        sent = await producer.send(kafka.topic(settings, "sums"), b"{}", partition=0)
+        async with asyncio.timeout(10):
+            await kafka.stop(producer)
+        sent.cancel()
+        tried = "Unable connect" in caplog.text
+        caplog.clear()
+        await asyncio.sleep(1)
+
+        assert tried
+        assert caplog.text == ""
