@@ -257,7 +257,7 @@ async def _abandon(producer: AIOKafkaProducer) -> None:
     """
     sender = producer._sender.sender_task
     for _ in range(20):
-        if sender.done():
+        if sender is None or sender.done():  # None: it was never started
             break
         sender.cancel()
         await asyncio.wait({sender}, timeout=0.1)

@@ -13,8 +13,8 @@ _NONE: _Words = np.empty(0, np.uint64)
 
 
 class Ids:
-    """A set that only grows: its newest ids in a Python set, at most a fifth of all; the others
-    in two arrays, their first and second halves, sorted.
+    """A set that only grows: its newest ids in a Python set, once there are many at most a fifth
+    of all; the others in two arrays, their first and second halves, sorted.
     """
 
     __slots__ = ("_high", "_low", "_recent")
