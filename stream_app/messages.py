@@ -7,7 +7,9 @@ knows formats, not Kafka: no consumer, producer or clock.
 
 import base64
 import dataclasses
+import operator
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -298,6 +300,33 @@ def decode_delta(value: bytes | None) -> Delta:
         _place(raw["first"]),
         _integer(raw, "reached"),
     )
+
+
+def encode_released(
+    reached: int, through: Mapping[bytes, int], beyond: Iterable[tuple[bytes, int]]
+) -> bytes:
+    """The record of what is released: see `stages.recovery.Released`. Any bytes are Latin-1."""
+    return orjson.dumps(
+        {
+            "version": VERSION,
+            "reached": reached,
+            "through": {key.decode("latin-1"): number for key, number in through.items()},
+            "beyond": [[key.decode("latin-1"), number] for key, number in sorted(beyond)],
+        }
+    )
+
+
+def decode_released(value: bytes) -> tuple[int, dict[bytes, int], set[tuple[bytes, int]]]:
+    """What `encode_released` was given. Raises InvalidInput."""
+    raw = _object(value, "reached", "through", "beyond")
+    try:
+        through = {
+            key.encode("latin-1"): operator.index(number) for key, number in raw["through"].items()
+        }
+        beyond = {(key.encode("latin-1"), operator.index(number)) for key, number in raw["beyond"]}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"released: {error}") from None
+    return _integer(raw, "reached", least=1), through, beyond
 
 
 def _dump(raw: object) -> bytes:

@@ -147,6 +147,9 @@ class EliminationPartition:
             for key in changed
         ]
 
+    def wrote(self, ends: Mapping[str, int]) -> None:
+        """The position stands in the assignments."""
+
     def counts(self) -> dict[str, int]:
         """Sums and definitions that were refused."""
         return {REFUSED: self.refused}

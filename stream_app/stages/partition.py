@@ -72,6 +72,9 @@ class Partition(Protocol):
     def take(self) -> list[Output]:
         """The outputs since the last call, for one transaction."""
 
+    def wrote(self, ends: Mapping[str, int]) -> None:
+        """What was taken is committed; of each topic in it, the offset after its last record."""
+
     def mark(self) -> int | None:
         """The first input offset that a restart needs; None if no mark is kept."""
 

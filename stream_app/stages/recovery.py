@@ -5,10 +5,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from stream_app.errors import InvalidInput
-from stream_app.messages import peek_sequence
+from stream_app.messages import decode_released, encode_released, peek_sequence
 from stream_app.stages.partition import Log, Record
 
+# Where `windows` has the list of what is released; no checkpoint's key: every name is longer.
+SAVED = b"/released"
+
 _NEAR = 5_000  # offsets
+# Kafka takes records of 1 MB: this is room for tens of thousands of experiments in a partition.
+_MOST_BYTES = 700_000
 
 
 async def newest(log: Log, topic: str) -> dict[bytes, bytes | None]:
@@ -21,12 +26,15 @@ async def newest(log: Log, topic: str) -> dict[bytes, bytes | None]:
 
 @dataclass(slots=True)
 class Released:
-    """The committed sums of a partition."""
+    """The sequence numbers of all sums of a partition below an offset, and of some after it.
 
+    Saved now and then, so that a start need not read all sums that there ever were.
+    """
+
+    reached: int = 0  # the offset after the last committed sum that is surely among them
     through: dict[bytes, int] = field(default_factory=dict)  # of each key, all numbers up to this
     beyond: set[tuple[bytes, int]] = field(default_factory=set)  # and those after a missing one
-    # Where aborted records may be: from an offset to the next committed record, or to the end.
-    gaps: list[tuple[int, int]] = field(default_factory=list)
+    unsaved: int = 0  # how many were added since they were saved
 
     def __contains__(self, number: tuple[bytes, int]) -> bool:
         key, sequence = number
@@ -34,6 +42,7 @@ class Released:
 
     def add(self, key: bytes, sequence: int) -> None:
         """Note a sum's number; most come in their order."""
+        self.unsaved += 1
         through = self.through.get(key, 0)
         if sequence > through + 1:
             self.beyond.add((key, sequence))
@@ -43,28 +52,63 @@ class Released:
                 self.beyond.remove((key, sequence))
             self.through[key] = sequence
 
+    def save(self) -> bytes | None:
+        """Its record, for a transaction that has every sum in it or behind it; None if too long."""
+        self.unsaved = 0
+        value = encode_released(self.reached, self.through, self.beyond)
+        return value if len(value) <= _MOST_BYTES else None
 
-async def released(log: Log) -> Released:
-    """All committed sums.
+    @classmethod
+    def saved(cls, value: bytes | None) -> "Released":
+        """What `save` wrote; nothing of None. Raises InvalidInput."""
+        return cls() if value is None else cls(*decode_released(value))
 
-    Between two of them one offset may be missing, the marker that ends a transaction; where more
-    is missing, records were aborted (`sums` is neither compacted nor deleted from).
+
+async def released(log: Log, found: Released) -> list[tuple[int, int]]:
+    """Add all committed sums that are not in what was saved.
+
+    Returns where aborted records may be: from an offset to the next committed record, or to the
+    end. Between two committed sums one offset may be missing, the marker that ends a transaction;
+    where more is missing, records were aborted (`sums` is neither compacted nor deleted from).
+    Below `reached` there is nothing to look for: whoever saved it had released those again.
     """
-    found, last = Released(), -2
-    async for records in log.read("sums"):
+    if found.reached:
+        await _check(log, found)
+    gaps, last = [], found.reached - 1 if found.reached else -2
+    async for records in log.read("sums", start=found.reached):
         for record in records:
             found.add(record.key, _sequence(record))
             if record.offset > last + 2:
-                found.gaps.append((last + 1, record.offset))
+                gaps.append((last + 1, record.offset))
             last = record.offset
-    found.gaps.append((last + 1, sys.maxsize))
-    return found
+    found.reached = max(0, last + 1)
+    gaps.append((last + 1, sys.maxsize))
+    return gaps
 
 
-async def aborted(log: Log, committed: Released) -> dict[tuple[bytes, int], bytes]:
+async def _check(log: Log, found: Released) -> None:
+    """The last sum that was saved must stand where it stood. If sums are lost, there is no way on.
+
+    Raises InvalidInput.
+    """
+    last = found.reached - 1
+    async with aclosing(log.read("sums", start=last)) as chunks:
+        async for records in chunks:
+            if records[0].offset == last and (records[0].key, _sequence(records[0])) in found:
+                return
+            break
+    raise InvalidInput(
+        f"sums, offset {last}: the sum that `windows` remembers is not there; partition not "
+        "opened. Restore the topic, or, if it was made anew, use another kafka.topic_prefix"
+    )
+
+
+async def aborted(
+    log: Log, committed: Released, gaps: list[tuple[int, int]]
+) -> dict[tuple[bytes, int], bytes]:
     """The sums that only readers of uncommitted records have seen, by key and sequence: few."""
     found: dict[tuple[bytes, int], bytes] = {}
-    for start, stop in _joined(committed.gaps):
+    for start, stop in _joined(gaps):
         async with aclosing(log.read("sums", committed=False, start=max(0, start))) as chunks:
             async for records in chunks:
                 for record in records:

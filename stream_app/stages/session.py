@@ -273,8 +273,12 @@ class Session:
                 )
                 for output in outputs
             ]
-            await asyncio.gather(*sent)
+            written = await asyncio.gather(*sent)
             await producer.commit_transaction()
+        offsets = [metadata.offset for metadata in written]
+        if min(offsets) >= 0:  # else one was sent twice, and Kafka did not remember where it is
+            ends = zip(outputs, offsets, strict=True)
+            slot.state.wrote({output.topic: offset + 1 for output, offset in ends})
         self._outage.wrote(started)
         self.metrics.committed(time.monotonic() - started)
         for output in outputs:

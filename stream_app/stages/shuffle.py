@@ -7,7 +7,7 @@ a sum that is in the log, even in an aborted transaction, is released again byte
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stream_app.config import Settings
@@ -31,6 +31,9 @@ from stream_app.stages.runner import Runner
 
 log = logging.getLogger("shufflebandit.shuffle")
 
+# A start reads so many times fewer sums than reports again: each has a record of its own to save.
+_SUMS_SHARE = 50
+
 
 @dataclass(slots=True)
 class _Known:
@@ -52,6 +55,7 @@ class ShufflePartition:
         self._windows: dict[bytes | None, Window] = {}  # by batch id
         self._known: dict[bytes, _Known] = {}
         self._outputs: list[Output] = []
+        self._released = recovery.Released()
         self._opened_ms: dict[str, int] = {}  # by batch id; not of those found at recovery
         self._warned: set[str] = set()
         self._position = 0
@@ -149,6 +153,7 @@ class ShufflePartition:
         opened_ms = self._opened_ms.get(window.batch_id)
         times = Released(opened_ms, release.first.time_ms, release.last.time_ms)
         self._outputs.append(Output("sums", window.key, encode_sum(release), times))
+        self._released.add(window.key, release.terms.sequence)
         self._forget(window)
 
     def _forget(self, window: Window) -> None:
@@ -179,11 +184,19 @@ class ShufflePartition:
                 self._save(window)
 
     def tick(self, now_ms: int) -> None:
-        """Save what windows have held for long: retention must not eat it."""
+        """Save what windows have held for long: retention must not eat it; and what is released."""
         for window in self._windows.values():
             first = window.fresh_first
             if first is not None and now_ms - first.time_ms > self._max_unsaved_ms:
                 self._save(window)
+        if self._released.unsaved > self._max_reread // _SUMS_SHARE:
+            value = self._released.save()
+            if value is not None:
+                self._outputs.append(Output("windows", recovery.SAVED, value))
+
+    def wrote(self, ends: Mapping[str, int]) -> None:
+        """All sums below this offset are among those that are noted as released."""
+        self._released.reached = ends.get("sums", self._released.reached)
 
     def _save(self, window: Window) -> None:
         for delta in window.checkpoint(self._position):
@@ -202,7 +215,7 @@ class ShufflePartition:
         key: bytes | None,
         value: bytes | None,
         at_ms: int | None = None,
-        released: Callable[[bytes, int], bool] | None = None,
+        released: recovery.Released | None = None,
     ) -> None:
         """Take an assignment. At recovery `released` tells which sequence numbers have a sum.
 
@@ -223,7 +236,7 @@ class ShufflePartition:
                 continue
             fresh[sequence] = batch_id
             known.highest = max(known.highest, sequence)
-            if terms is not None and not (released and released(key, sequence)):
+            if terms is not None and (released is None or (key, sequence) not in released):
                 self._windows[batch_id.encode()] = open_window(batch_id, terms)
                 if at_ms is not None:
                     self._opened_ms[batch_id] = at_ms
@@ -295,21 +308,29 @@ class ShufflePartition:
         Sums first: whatever the assignments say, a sequence number that has a sum, committed or
         aborted, is never opened again, and an aborted sum is released again as it is.
         """
-        committed = await recovery.released(log)
-        aborted = await recovery.aborted(log, committed)
-        for key, sequence in (*committed.through.items(), *committed.beyond, *aborted):
+        saved = await recovery.newest(log, "windows")
+        released = self._released = self._saved(saved.pop(recovery.SAVED, None))
+        gaps = await recovery.released(log, released)
+        aborted = await recovery.aborted(log, released, gaps)
+        self._outputs += [Output("sums", key, value) for (key, _), value in aborted.items()]
+        for key, sequence in aborted:
+            released.add(key, sequence)
+        for key, sequence in (*released.through.items(), *released.beyond):
             known = self._known.setdefault(key, _Known())
             known.highest = max(known.highest, sequence)
-        self._outputs += [Output("sums", key, value) for (key, _), value in aborted.items()]
-
-        def released(key: bytes, sequence: int) -> bool:
-            return (key, sequence) in committed or (key, sequence) in aborted
-
         for key, value in (await recovery.newest(log, "assignments")).items():
             self._assign(key, value, released=released)
-        self._restore(await recovery.newest(log, "windows"))
+        self._restore(saved)
         self._mark = self._position = mark or 0
         return self._mark
+
+    def _saved(self, value: bytes | None) -> recovery.Released:
+        """What was saved of the releases; if it cannot be read, all sums are read instead."""
+        try:
+            return recovery.Released.saved(value)
+        except InvalidInput as error:
+            self._warn("the saved list of releases, all sums are read", str(error))
+            return recovery.Released()
 
     def _restore(self, deltas: Mapping[bytes, bytes | None]) -> None:
         """Take up checkpoints; those of closed batches get tombstones, damaged ones are named."""

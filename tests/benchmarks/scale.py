@@ -5,7 +5,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -22,6 +22,7 @@ from stream_app.core.window import Place, Release
 from stream_app.messages import Assignment, Definition, encode_sum
 from stream_app.reading import read_partition
 from stream_app.stages import elimination, shuffle
+from stream_app.stages.recovery import SAVED
 from stream_app.stages.runner import Runner
 from tests.benchmarks.harness import Outcome, compare
 from tests.benchmarks.traffic import Record, Watched, drained, opening, reports, send, waiting
@@ -34,6 +35,7 @@ _EXPERIMENTS = 10_000
 _SIZE = 30
 _BATCH = 1_000
 _SUMS = 1_000_000
+_UNSAVED = 4  # sums of each experiment that came after the list of releases was saved
 _OPEN = 1_000_000
 
 
@@ -50,15 +52,7 @@ def outcomes() -> Iterator[Outcome]:
             rounds=3,
         )
         yield _memory(bootstrap, folder)
-        settings = uvloop.run(_idle(bootstrap, _EXPERIMENTS, _SUMS // _EXPERIMENTS))
-        yield compare(
-            f"start with {_EXPERIMENTS} experiments and {_SUMS} sums in the log, both stages",
-            "reading the same records bare",
-            lambda: uvloop.run(_read_bare(settings, ("sums", "assignments", "experiments"))),
-            lambda: uvloop.run(_started(settings)),
-            target=2.0,
-            rounds=3,
-        )
+        yield _start(bootstrap)
         yield _recovery(bootstrap, folder)
         yield _second_worker(bootstrap, folder)
 
@@ -119,7 +113,10 @@ async def crowded(
 
 
 async def _idle(bootstrap: str, count: int, sums: int = 0) -> Settings:
-    """Experiments as the operator and the agent write them, with so many sums behind each."""
+    """Experiments as the operator and the agent write them, with so many sums behind each.
+
+    A worker was there for all but the last few of the sums.
+    """
     settings = settings_for(bootstrap)
     await topics(settings, _PARTITIONS)
     begun = experiment("e", horizon=100_000)
@@ -129,34 +126,46 @@ async def _idle(bootstrap: str, count: int, sums: int = 0) -> Settings:
     parts: dict[int, list[str]] = {}
     for name in (f"e{i}" for i in range(count)):
         parts.setdefault(kafka.partition_of(name, _PARTITIONS), []).append(name)
+    old = max(0, sums - _UNSAVED)
     for number, names in parts.items():
-        definitions = [replace(begun, name=name) for name in names]
-        written = (
-            ("experiments", ((d.name.encode(), Definition(d).encode()) for d in definitions)),
-            ("sums", _past_sums(names, sums)),
-            # Every sum is in the newest assignment of its experiment.
-            (
-                "assignments",
-                (
-                    (d.name.encode(), Assignment(d, state, (sums - 1) * len(names) + i).encode())
-                    for i, d in enumerate(definitions)
-                ),
-            ),
+        definitions = [Definition(replace(begun, name=name)) for name in names]
+        records = ((d.experiment.name.encode(), d.encode()) for d in definitions)
+        await send(settings, "experiments", number, records)
+        await send(settings, "sums", number, _past_sums(names, range(1, old + 1)))
+    if old:
+        await _saved(settings)
+    for number, names in parts.items():
+        await send(settings, "sums", number, _past_sums(names, range(old + 1, sums + 1)))
+        # Every sum is in the newest assignment of its experiment.
+        newest = (
+            Assignment(replace(begun, name=name), state, (sums - 1) * len(names) + i)
+            for i, name in enumerate(names)
         )
-        for topic, records in written:
-            await send(settings, topic, number, records)
+        records = ((each.experiment.name.encode(), each.encode()) for each in newest)
+        await send(settings, "assignments", number, records)
     return settings
 
 
-def _past_sums(names: Sequence[str], sums: int) -> Iterator[Record]:
+def _past_sums(names: Sequence[str], numbers: Iterable[int]) -> Iterator[Record]:
     """The first sum of each experiment, then the second of each, and so on."""
     batch = terms(1, _SIZE)
     past = encode_sum(Release(batch.batch_id, batch, 15, "0" * 64, Place(0, 0), Place(1, 1)))
     head, tail = past.split(b'"batch":"1.')
-    for sequence in range(1, sums + 1):
+    for sequence in numbers:
         value = head + b'"batch":"%d.' % sequence + tail
         for name in names:
             yield name.encode(), value
+
+
+async def _saved(settings: Settings) -> None:
+    """Let a worker read all sums, until it has saved which batches they released."""
+
+    async def written() -> None:
+        for partition in range(_PARTITIONS):
+            while not [r async for r in read_partition(settings.kafka, "windows", partition)]:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+    await _while_running([shuffle.make_runner(settings)], written())
 
 
 def _memory(bootstrap: str, folder: Path) -> Outcome:
@@ -193,6 +202,24 @@ def _until(holds: Callable[[], bool], limit_s: float = 300) -> None:
             pass
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.2)
+
+
+def _start(bootstrap: str) -> Outcome:
+    """With the list of releases that a worker left; at last once without it."""
+    settings = uvloop.run(_idle(bootstrap, _EXPERIMENTS, _SUMS // _EXPERIMENTS))
+    outcome = compare(
+        "",
+        "reading the same records bare",
+        lambda: uvloop.run(_read_bare(settings, ("sums", "assignments", "experiments"))),
+        lambda: uvloop.run(_started(settings)),
+        target=2.0,
+        rounds=3,
+    )
+    for partition in range(_PARTITIONS):
+        uvloop.run(send(settings, "windows", partition, [(SAVED, b"?")]))
+    without = uvloop.run(_started(settings))
+    name = f"start with {_EXPERIMENTS} experiments and {_SUMS} sums in the log, both stages"
+    return replace(outcome, name=f"{name} (all sums read again: {without:.2g} s)")
 
 
 async def _read_bare(settings: Settings, names: Sequence[str]) -> float:

@@ -6,6 +6,7 @@ written, and committed only if it was committed: as in Kafka.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -54,12 +55,14 @@ class Kafka:
         records.append((Record(offset, key, value, time_ms), committed))
         return offset
 
-    def write(self, outputs: Iterable[Output], *, committed: bool = True) -> None:
+    def write(self, outputs: Iterable[Output], *, committed: bool = True) -> dict[str, int]:
+        """Returns the offset after the last record of each topic."""
         written = {
             output.topic: self.append(output.topic, output.key, output.value, committed=committed)
             for output in outputs
         }
         self.marked.update((topic, last + 2) for topic, last in written.items())
+        return {topic: last + 1 for topic, last in written.items()}
 
     def records(self, topic: str, *, committed: bool = True, start: int = 0) -> list[Record]:
         start = max(start, self.start.get(topic, 0))
@@ -91,6 +94,7 @@ class MemoryLog:
         self._kafka, self._chunk = kafka, chunk
         self.partition = 0
         self.ends: dict[str, int] = {}
+        self.given: Counter[str] = Counter()  # records by topic
 
     async def read(
         self, name: str, *, committed: bool = True, start: int = 0
@@ -100,6 +104,7 @@ class MemoryLog:
         for i in range(0, len(records), self._chunk):
             piece = records[i : i + self._chunk]
             self.ends[name] = piece[-1].offset + 1
+            self.given[name] += len(piece)
             yield piece
 
 
@@ -128,6 +133,7 @@ class Worker:
         self.side_position = log.ends.get("assignments", 0)
         self.position = max(begin, kafka.start.get("reports", 0))
         self.begin = self.position
+        self.read = log.given
         self.refreshes = 0
 
     def recovered(self) -> "Worker":
@@ -153,7 +159,9 @@ class Worker:
 
     def flush(self, *, committed: bool = True, most: int | None = None) -> list[Output]:
         outputs = self.state.take()
-        self.kafka.write(outputs[:most], committed=committed)
+        ends = self.kafka.write(outputs[:most], committed=committed)
+        if committed and outputs:
+            self.state.wrote(ends)
         return outputs
 
     def commit_mark(self) -> int:

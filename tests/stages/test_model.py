@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from stream_app.core.terms import Terms
 from stream_app.messages import encode_report
+from stream_app.stages.recovery import SAVED
 from tests.stages.fakes import Kafka, Worker, audit, offer, report, report_id, terms, valid_reports
 
 pytestmark = pytest.mark.usefixtures("early_arrays")
@@ -180,6 +181,12 @@ class Life(RuleBasedStateMachine):
         self.worker.flush()
 
     @rule()
+    def tick(self) -> None:
+        """Releases are saved, if there are enough of them."""
+        self.worker.state.tick(0)
+        self.worker.flush()
+
+    @rule()
     def commit_mark(self) -> None:
         """Else the commit is lost, or not due yet."""
         self.worker.commit_mark()
@@ -190,9 +197,16 @@ class Life(RuleBasedStateMachine):
         written=st.sampled_from([None, None, 0, 1, 2]),
         recoveries=st.sampled_from([1, 1, 2, 3]),
         flushed=st.booleans(),
+        ticked=st.booleans(),
     )
     def crash(
-        self, most: int, tail: bool, written: int | None, recoveries: int, flushed: bool
+        self,
+        most: int,
+        tail: bool,
+        written: int | None,
+        recoveries: int,
+        flushed: bool,
+        ticked: bool,
     ) -> None:
         """At any point: before the transaction, in it with some records written, or after it."""
         self.largest = max(self.largest, most)
@@ -200,6 +214,8 @@ class Life(RuleBasedStateMachine):
             self.worker.feed(most)
         if tail:
             self.worker.tail()
+        if ticked:
+            self.worker.state.tick(0)
         if flushed:
             self.worker.flush()
         else:
@@ -215,14 +231,15 @@ class Life(RuleBasedStateMachine):
         name=st.sampled_from(EXPERIMENTS),
         written=st.sampled_from([None, 1]),
         more=st.integers(0, 3),
+        ticked=st.booleans(),
     )
-    def crash_in_a_release(self, name: str, written: int | None, more: int) -> None:
+    def crash_in_a_release(self, name: str, written: int | None, more: int, ticked: bool) -> None:
         """The sum is in the log, its transaction was aborted, and more reports come."""
         for sequence in self.open[name]:
             for _ in range(batch(name, sequence).mechanism.promise.batch_size):
                 self.next_id += 1
                 report(self.kafka, batch(name, sequence), self.next_id, self.next_id % 50)
-        self.crash(1_000, True, written, 1, False)
+        self.crash(1_000, True, written, 1, False, ticked)
         self.send(name, 0, 9, more, 0)
 
     @rule(topic=st.sampled_from(["assignments", "windows"]))
@@ -266,7 +283,7 @@ class Life(RuleBasedStateMachine):
         audit(self.kafka)
         listed = {batch(name, s).batch_id.encode() for name in EXPERIMENTS for s in self.open[name]}
         assert set(self.worker.state._windows) <= listed
-        saved = {r.key: r.value for r in self.kafka.records("windows")}
+        saved = {r.key: r.value for r in self.kafka.records("windows") if r.key != SAVED}
         kept = {
             orjson.loads(value)["batch"].encode() for value in saved.values() if value is not None
         }

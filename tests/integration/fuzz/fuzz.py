@@ -25,7 +25,8 @@ from stream_app import kafka, registry
 from stream_app.broker import LocalBroker
 from stream_app.core.agents import Status
 from stream_app.errors import InvalidInput
-from stream_app.messages import Definition, decode_sum
+from stream_app.messages import Definition, decode_sum, encode_released
+from stream_app.stages.recovery import SAVED, Released
 from tests.integration.fuzz.inputs import Inputs
 from tests.integration.fuzz.site import Site
 from tests.integration.service import (
@@ -82,11 +83,22 @@ async def damage_windows(site: Site) -> None:
             await asyncio.sleep(0.1)
     key = f"{site.names[-1]}/{site.batch[0]}/0".encode()
     await site.send("windows", key, b"?")
+    await site.send("windows", SAVED, unlisted(site))
     for _ in range(200):
         value = site.inputs.value(b'{"version":1,"batch":"1.x","number":0,"ids":""}')
         key = site.inputs.chance.choice([b"x", b"/", b"//", b"\xff/\xff/\xff", b"a/b/c"])
         await site.producer.send(site.topic("windows"), value, key=key, partition=0)
     await site.producer.flush()
+
+
+def unlisted(site: Site) -> bytes | None:
+    """A list of releases that cannot be read; one that could be would be believed."""
+    while True:
+        value = site.inputs.value(encode_released(7, {b"a": 5}, {(b"a", 7)}))
+        try:
+            Released.saved(value)
+        except InvalidInput:
+            return value
 
 
 async def damage_sums(site: Site, inputs: int) -> None:
