@@ -18,12 +18,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stream_app import registry
 from stream_app.broker import LocalBroker
 from stream_app.config import Settings
 from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
+from stream_app.reading import read_partition
+from stream_app.stages.recovery import SAVED
 from tests.integration.service import (
     Worker,
     check,
@@ -48,6 +51,12 @@ _EVENTS = {
     "kill producer": 38,
 }
 _DISK_MB = 3_000
+_AGENTS: tuple[dict[str, Any], ...] = (
+    {"order": "sequential"},
+    {"order": "interleaved"},
+    {"preset": "vb-sdp-ae", "epsilon": 0.9, "schedule": "fixed", "batch_size": 60},  # many sums
+    {"preset": "kl-ucb", "order": "interleaved"},
+)
 
 
 @dataclass
@@ -167,18 +176,13 @@ def small_disk() -> Iterator[Path]:
 
 async def run(broker: LocalBroker, folder: Path, minutes: float, seed: int) -> Counter[str]:
     """Chaos for some minutes, then quiet until every experiment has ended, then the auditor."""
-    settings = settings_for(broker.bootstrap, max_reread_records=3_000)
+    # Little may be read again, so that checkpoints and the list of releases are written often.
+    settings = settings_for(broker.bootstrap, max_reread_records=1_000)
     await topics(settings, 4)
     # About as many users as come in that time: the experiments end soon after the chaos.
     definitions = [
-        experiment(
-            f"chaos-{i}",
-            order="interleaved" if i % 2 else "sequential",
-            preset="kl-ucb" if i == 3 else "optimal",
-            horizon=int(minutes * 60 * 150),
-            means=[0.5, 0.5, 0.5],
-        )
-        for i in range(4)
+        experiment(f"chaos-{i}", horizon=int(minutes * 60 * 150), means=[0.5, 0.5, 0.5], **agent)
+        for i, agent in enumerate(_AGENTS)
     ]
     for definition in definitions:
         await registry.create(settings.kafka, definition)
@@ -197,7 +201,14 @@ async def run(broker: LocalBroker, folder: Path, minutes: float, seed: int) -> C
         state = (await last_assignment(settings, definition.name)).state
         assert state.status is not Status.RUNNING
     batches, reports = await check(settings, [d.name for d in definitions])
-    return chaos.events + Counter(batches=batches, reports=reports)
+    lists = [
+        record.offset
+        for partition in range(4)
+        async for records in read_partition(settings.kafka, "windows", partition)
+        for record in records
+        if record.key == SAVED
+    ]
+    return chaos.events + Counter(batches=batches, reports=reports, lists=len(lists))
 
 
 def main() -> None:

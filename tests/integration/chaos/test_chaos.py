@@ -21,4 +21,5 @@ async def test_nothing_is_lost_or_counted_twice(tmp_path: Path) -> None:
     print(dict(events))
 
     assert events["kill worker"] + events["kill producer"] >= 15
-    assert events["batches"] > 50
+    assert events["batches"] > 100
+    assert events["lists"] > 0
