@@ -18,22 +18,26 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
-from producers.choice import Batch, Shown
+import numpy as np
+
+from producers.choice import Batch, Report, Shown
 from producers.desk import Counts, Desk
 from producers.link import KafkaLink, Link
 from producers.store import Budget, Store
 from stream_app.config import Settings
 from stream_app.core.agents import Status
 from stream_app.errors import InvalidInput, Unavailable
-from stream_app.messages import encode_report
+from stream_app.reports import Rows, encode_reports
 
 log = logging.getLogger("shufflebandit.client")
 
 _LINGER_S = 0.005
 _MOST_AT_ONCE = 50_000  # reports in one sending
+_PART = 3_000  # of them are made into bytes while those before are on their way
 _MOST_SLEEP_S = 10.0  # a changed wall clock is noticed within this
 _CLOSE_S = 5.0
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 5.0
@@ -162,12 +166,7 @@ class Client:
             while desk.leaving:
                 reports = desk.leaving[:_MOST_AT_ONCE]
                 await asyncio.to_thread(self._store.sync)
-                await self._link.send(
-                    [
-                        encode_report(r.shown.batch_id, r.shown.report_id, r.ones or 0)
-                        for r in reports
-                    ]
-                )
+                await self._link.send(_encoded(reports))
                 del desk.leaving[: len(reports)]
                 desk.end(reports)
                 desk.counts.sent += len(reports)
@@ -239,3 +238,21 @@ class Client:
         if kind in self._troubles:
             self._troubles.remove(kind)
             log.info("%s: %s", self.experiment, text)
+
+
+def _encoded(reports: Sequence[Report]) -> Iterator[Rows]:
+    """Their bytes, a part at a time, and in it those to one batch together."""
+    for first in range(0, len(reports), _PART):
+        batches: defaultdict[str, list[Report]] = defaultdict(list)
+        for report in reports[first : first + _PART]:
+            batches[report.shown.batch_id].append(report)
+        yield np.concatenate(
+            [
+                encode_reports(
+                    batch_id,
+                    b"".join([report.shown.report_id for report in some]),
+                    [report.ones or 0 for report in some],
+                )
+                for batch_id, some in batches.items()
+            ]
+        )

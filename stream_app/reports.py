@@ -1,9 +1,9 @@
-"""Many reports at once: the shuffle stage's hot path.
+"""Many reports at once: the hot path of the shuffle stage and of those who send.
 
-`decode_reports` says what `messages.decode_report` says, for a whole chunk. Reports as
-`encode_report` writes them have one length, and their parts stand at places that depend only on
-the number of digits before the batch id's dot; so numpy takes them apart by column. Whatever looks
-different is given to `decode_report`, which alone decides what is malformed.
+`encode_reports` and `decode_reports` say what `messages.encode_report` and `decode_report` say.
+Reports have one length, and their parts stand at places that depend only on the number of digits
+before the batch id's dot; so numpy puts them together, and takes them apart, by column. Whatever
+looks different is given to `decode_report`, which alone decides what is malformed.
 """
 
 import binascii
@@ -24,8 +24,8 @@ _MOST_ONES = 10  # digits
 _ZERO, _DOT, _BRACE, _SPACE = b"0.} "
 _BLANK = b" " * REPORT_BYTES
 
-_Bytes = npt.NDArray[np.uint8]
-_Rows = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.uint8]  # one report a row
+_Right = npt.NDArray[np.bool_]
 
 
 class Reports(NamedTuple):
@@ -34,6 +34,19 @@ class Reports(NamedTuple):
     batches: list[bytes | None]
     ids: list[bytes]
     ones: list[int]
+
+
+def encode_reports(batch_id: str, ids: bytes, ones: npt.ArrayLike) -> Rows:
+    """Reports to one batch; `ids` has 16 bytes for each."""
+    head = _HEAD + batch_id.encode() + _BEFORE_ID
+    first, last = len(head), len(head) + 32
+    numbers, which = np.unique(np.asarray(ones, np.int64), return_inverse=True)
+    ends = [(_BEFORE_ONES + b"%d}" % n).ljust(REPORT_BYTES - last) for n in numbers]
+    rows = np.empty((len(which), REPORT_BYTES), np.uint8)
+    rows[:, :first] = np.frombuffer(head, np.uint8)
+    rows[:, first:last] = np.frombuffer(binascii.hexlify(ids), np.uint8).reshape(-1, 32)
+    rows[:, last:] = np.frombuffer(b"".join(ends), np.uint8).reshape(-1, REPORT_BYTES - last)[which]
+    return rows
 
 
 def decode_reports(values: Sequence[bytes | None]) -> Reports:
@@ -57,7 +70,7 @@ def decode_reports(values: Sequence[bytes | None]) -> Reports:
     return reports
 
 
-def _columns(data: _Bytes, end: int) -> tuple[Reports, _Rows]:
+def _columns(data: Rows, end: int) -> tuple[Reports, _Right]:
     """Reports whose batch id ends at one place, and which of the rows look like that."""
     first = end + len(_BEFORE_ID)
     last = first + 32
@@ -78,11 +91,11 @@ def _columns(data: _Bytes, end: int) -> tuple[Reports, _Rows]:
     return Reports(batches.tolist(), np.frombuffer(ids, "V16").tolist(), ones), right
 
 
-def _text(columns: _Bytes) -> npt.NDArray[np.bytes_]:
+def _text(columns: Rows) -> npt.NDArray[np.bytes_]:
     return columns.view(f"S{columns.shape[1]}")[:, 0]
 
 
-def _numbers(text: _Bytes) -> tuple[list[int], _Rows]:
+def _numbers(text: Rows) -> tuple[list[int], _Right]:
     """The number at the start of each row, and where just a brace and blanks follow it."""
     lengths = (text[:, : _MOST_ONES + 1] == _BRACE).argmax(axis=1)
     blanks = (text == _SPACE).sum(axis=1)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream_app.messages import MAX_REPORT_BYTES, REPORT_BYTES, decode_report, encode_report
-from stream_app.reports import decode_reports
+from stream_app.reports import decode_reports, encode_reports
 
 KNOWN = [f"{sequence}.{'Aa0_-' * 8}xyz" for sequence in (1, 7, 12, 345, 10**14)]
 
@@ -37,6 +37,20 @@ GOOD = st.builds(
     st.binary(min_size=16, max_size=16),
     st.integers(0, 2**32) | st.integers(-3, 10**12),
 )
+
+
+IDS = st.binary(min_size=16, max_size=16)
+
+
+@given(st.sampled_from(KNOWN), st.lists(st.tuples(IDS, st.integers(0, 10**10))))
+def test_written_together_as_alone(batch_id: str, reports: list[tuple[bytes, int]]) -> None:
+    """Byte for byte; and what was written can be read."""
+    ids, ones = [i for i, _ in reports], [n for _, n in reports]
+
+    rows = encode_reports(batch_id, b"".join(ids), ones)
+
+    assert rows.shape == (len(reports), REPORT_BYTES)
+    assert [row.tobytes() for row in rows] == [encode_report(batch_id, i, n) for i, n in reports]
 
 
 @st.composite

@@ -75,10 +75,9 @@ class BatchNoise:
         """Each reward's count of ones: rounded to a bit (MATH 8), plus a share of the noise."""
         return self._bits(rewards) + self._noise(len(rewards))
 
-    def ids(self, count: int) -> list[bytes]:
-        """The ids of the next reports."""
-        block = self._ids.take(16 * count)
-        return [block[i : i + 16] for i in range(0, len(block), 16)]
+    def ids(self, count: int) -> bytes:
+        """The ids of the next reports, one after the other."""
+        return self._ids.take(16 * count)
 
     def _bits(self, rewards: Floats) -> NDArray[np.int64]:
         between = (rewards > 0) & (rewards < 1)

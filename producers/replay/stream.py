@@ -24,7 +24,7 @@ from stream_app.config import Settings
 from stream_app.core.agents import State, Status
 from stream_app.core.experiment import Experiment
 from stream_app.errors import ConfigurationError, Unavailable
-from stream_app.messages import encode_report
+from stream_app.reports import Rows, encode_reports
 
 _MOST_AT_ONCE = 20_000  # reports in one sending; one is on its way while the next is made
 _PATIENCE_S = 60.0  # how long a full batch may wait for its sum
@@ -199,9 +199,7 @@ class Driver:
         open_ones = [(batch, taken) for batch, taken in given if batch.noise is not None]
         if not open_ones:
             return
-        reports: list[bytes] = []
-        for batch, taken in open_ones:
-            reports += _encoded(batch, taken)
+        reports = np.concatenate([_encoded(batch, taken) for batch, taken in open_ones])
         rows = np.concatenate([taken.rows for _, taken in open_ones])
         order = np.argsort(rows, kind="stable")
         times = np.concatenate([taken.times for _, taken in open_ones])[order]
@@ -215,7 +213,7 @@ class Driver:
             last = min(len(order), first + _MOST_AT_ONCE)
             if self._pace.paced:
                 last = min(last, first + self._due_by_now(due[first:last]))
-            await self._put([reports[i] for i in order[first:last]])
+            await self._put(reports[order[first:last]])
             first = last
 
     def _due_by_now(self, due: Floats) -> int:
@@ -228,17 +226,17 @@ class Driver:
                 high = middle - 1
         return low
 
-    async def _put(self, values: list[bytes]) -> None:
+    async def _put(self, reports: Rows) -> None:
         """Hand reports over; returns while they are on their way, if none was before."""
         if self._on_its_way is not None:
             await self._on_its_way
-        self._on_its_way = asyncio.create_task(self._deliver(values))
+        self._on_its_way = asyncio.create_task(self._deliver(reports))
         await asyncio.sleep(0)
 
-    async def _deliver(self, values: list[bytes]) -> None:
+    async def _deliver(self, reports: Rows) -> None:
         for attempt in range(1, _RETRIES + 1):
             try:
-                await self._link.send(values)
+                await self._link.send([reports])
                 return
             except Unavailable:
                 if attempt == _RETRIES:
@@ -258,8 +256,7 @@ class Driver:
         )
 
 
-def _encoded(batch: _Batch, taken: Taken) -> list[bytes]:
+def _encoded(batch: _Batch, taken: Taken) -> Rows:
     assert batch.noise is not None
-    ones = batch.noise.encode(taken.rewards).tolist()
-    ids = batch.noise.ids(len(ones))
-    return [encode_report(batch.batch_id, i, n) for i, n in zip(ids, ones, strict=True)]
+    ones = batch.noise.encode(taken.rewards)
+    return encode_reports(batch.batch_id, batch.noise.ids(len(ones)), ones)

@@ -28,6 +28,7 @@ def outcomes() -> Iterator[Outcome]:
             lambda: uvloop.run(_bare(broker.bootstrap)),
             lambda: uvloop.run(_ours(broker.bootstrap)),
             target=1 / 0.5,
+            rounds=11,
         )
 
 

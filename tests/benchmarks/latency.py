@@ -27,7 +27,7 @@ from stream_app.core.experiment import Experiment
 from stream_app.core.terms import Terms, parse
 from stream_app.messages import decode_offer
 from tests.benchmarks.harness import Outcome
-from tests.benchmarks.traffic import reports
+from tests.benchmarks.traffic import rows
 from tests.integration.service import environment, experiment, settings_for, topics, workers
 
 _ROUNDS = 300
@@ -84,7 +84,7 @@ async def _interleaved(settings: Settings, load: str) -> tuple[list[float], list
                         await producer.send_and_wait(place.topic, b"{}", b"peer", partition=0)
                     await reader.getone()
                     peer.append(perf_counter() - start)
-                    await link.send([value for _, value in reports(batch, _SIZE)])
+                    await link.send([rows(batch, _SIZE)])
                     start = perf_counter()
                     batch = await _next_batch(offers)
                     ours.append(perf_counter() - start)

@@ -25,7 +25,7 @@ from stream_app.broker import LocalBroker
 from stream_app.config import Settings, resolve
 from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
-from stream_app.messages import encode_report
+from stream_app.reports import Rows, encode_reports
 from tests.benchmarks.harness import Outcome, compare, seconds
 from tests.integration.service import settings_for, topics, workers
 
@@ -107,25 +107,22 @@ async def _bare(settings: Settings) -> float:
     state = await follower.until(lambda _: True, 20, "no agent")
     while state.status is Status.RUNNING:
         opened = dict(follower.offers.open)
-        values = [value for batch in opened.values() for value in _reports(batch)]
+        ready = [_reports(batch) for batch in opened.values()]
         began = time.monotonic()
-        for first in range(0, len(values), 20_000):
-            await link.send(values[first : first + 20_000])
+        await link.send(ready)
         state = await follower.until(
             lambda _, ids=set(opened): not ids & set(follower.offers.open), 60, ""
         )
-        spent, reports = spent + time.monotonic() - began, reports + len(values)
+        spent, reports = spent + time.monotonic() - began, reports + sum(map(len, ready))
     following.cancel()
     await link.close()
     return spent / reports
 
 
-def _reports(batch: Batch) -> list[bytes]:
-    encode = batch.sampler.encode
-    return [
-        encode_report(batch.batch_id, i.to_bytes(16), encode(i % 10 == 0))
-        for i in range(batch.size)
-    ]
+def _reports(batch: Batch) -> Rows:
+    encode, numbers = batch.sampler.encode, range(batch.size)
+    ids = b"".join(i.to_bytes(16) for i in numbers)
+    return encode_reports(batch.batch_id, ids, [encode(i % 10 == 0) for i in numbers])
 
 
 async def _replayed(settings: Settings, path: Path, folder: Path) -> float:

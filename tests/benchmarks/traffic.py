@@ -12,6 +12,7 @@ from stream_app.config import Settings
 from stream_app.core.terms import Terms
 from stream_app.messages import encode_report
 from stream_app.metrics.instruments import Counted, Metrics, StageMetrics, Times
+from stream_app.reports import Rows, encode_reports
 from stream_app.stages import shuffle
 from tests.integration.service import settings_for, topics
 from tests.stages.fakes import assignment, terms
@@ -40,6 +41,11 @@ def reports(batch: Terms, count: int) -> list[Record]:
         (key, encode_report(batch.batch_id, noise[16 * i : 16 * i + 16], i % 2))
         for i in range(count)
     ]
+
+
+def rows(batch: Terms, count: int) -> Rows:
+    """The same by column, for a client's link."""
+    return encode_reports(batch.batch_id, os.urandom(16 * count), [i % 2 for i in range(count)])
 
 
 def opening(batches: Sequence[Terms]) -> Record:

@@ -33,7 +33,7 @@ from stream_app.broker import LocalBroker, free_port
 from stream_app.config import Settings
 from stream_app.core.terms import parse
 from stream_app.messages import decode_offer
-from tests.benchmarks.traffic import reports
+from tests.benchmarks.traffic import rows
 from tests.integration.probes import rss_mb, series
 from tests.integration.service import (
     check,
@@ -230,8 +230,7 @@ async def _flood(settings: Settings, name: str, ends: float, sent: "Synchronized
         sending: list[asyncio.Future[None]] = []
         while time.monotonic() < ends:
             batch = parse(decode_offer(newest[0]).open[0][1])
-            values = [value for _, value in reports(batch, _CHUNK)]
-            sending.append(asyncio.ensure_future(link.send(values)))
+            sending.append(asyncio.ensure_future(link.send([rows(batch, _CHUNK)])))
             if len(sending) == 3:
                 await sending.pop(0)
                 with sent.get_lock():

@@ -1,7 +1,7 @@
 """Assignments and a link without Kafka for the tests of the client. Nothing here is under test."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -15,6 +15,7 @@ from stream_app.core.experiment import Experiment
 from stream_app.core.terms import Limits, batch_id
 from stream_app.errors import Unavailable
 from stream_app.messages import Assignment, decode_report
+from stream_app.reports import Rows
 from tests.core.build import experiment
 
 NAME = "test"
@@ -52,6 +53,11 @@ class Clock:
         return self.now_ms
 
 
+def split(parts: Iterable[Rows]) -> list[bytes]:
+    """The reports that a link is given."""
+    return [row.tobytes() for rows in parts for row in rows]
+
+
 class FakeLink:
     """Kafka, as far as a client sees it."""
 
@@ -71,9 +77,10 @@ class FakeLink:
         while True:
             yield await self.values.get()
 
-    async def send(self, values: Sequence[bytes]) -> None:
+    async def send(self, parts: Iterable[Rows]) -> None:
         """Take reports, unless away."""
-        self.attempts.append(list(values))
+        values = split(parts)
+        self.attempts.append(values)
         if self.away:
             raise Unavailable("kafka.bootstrap: no Kafka answers there")
         self.sent.extend(values)

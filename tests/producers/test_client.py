@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from stream_app.config import KafkaSettings, Settings
 from stream_app.core.agents import Agent
 from stream_app.errors import Unavailable
 from stream_app.messages import REPORT_BYTES, decode_report
+from stream_app.reports import Rows
 from tests.producers.build import NAME, Clock, FakeLink, assignment, banners, changed
 
 SETTINGS = Settings(kafka=KafkaSettings(connect_timeout_s=0.2))
@@ -86,12 +88,12 @@ async def test_a_report_is_durable_before_it_leaves(tmp_path: Path) -> None:
     path = tmp_path / "journal"
 
     class Checking(FakeLink):
-        async def send(self, values: list[bytes]) -> None:  # type: ignore[override]
+        async def send(self, parts: Iterable[Rows]) -> None:
             written = path.read_bytes()
-            for value in values:
+            await super().send(parts)
+            for value in self.attempts[-1]:
                 report_id = decode_report(value)[1].hex()
                 assert f'["encoded","{report_id}"'.encode() in written
-            await super().send(values)
 
     link = Checking(assignment())
     async with Client(SETTINGS, NAME, store=FileStore(path), link=link) as client:

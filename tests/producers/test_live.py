@@ -1,7 +1,7 @@
 """Simulated users against a pipeline in memory: an agent and windows behind a fake link."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -15,6 +15,7 @@ from stream_app.core.experiment import Experiment
 from stream_app.core.window import Window, open_window
 from stream_app.errors import ConfigurationError, ShufflebanditError
 from stream_app.messages import Assignment, decode_report
+from stream_app.reports import Rows
 from tests.producers.build import FakeLink, banners
 
 SETTINGS = Settings(kafka=KafkaSettings(connect_timeout_s=1))
@@ -39,12 +40,12 @@ class Pipeline(FakeLink):
                 self.windows[terms.batch_id] = open_window(terms.batch_id, terms)
         return record.encode()
 
-    async def send(self, values: Sequence[bytes]) -> None:
+    async def send(self, parts: Iterable[Rows]) -> None:
         """Count the reports; a full window moves the agent on."""
         await asyncio.sleep(self.pause_s)
         self.pause_s = 0.0
-        await super().send(values)
-        for value in values:
+        await super().send(parts)
+        for value in self.attempts[-1]:
             batch_id, report_id, ones = decode_report(value)
             window = self.windows[batch_id]
             self.dropped[batch_id] = self.dropped.get(batch_id, 0) + 1

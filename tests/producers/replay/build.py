@@ -2,7 +2,7 @@
 
 import asyncio
 import csv
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from stream_app.core.experiment import Experiment
 from stream_app.core.window import Window, open_window
 from stream_app.errors import Unavailable
 from stream_app.messages import Assignment, decode_report, decode_sum, encode_sum, terms_of
+from stream_app.reports import Rows
+from tests.producers.build import split
 
 KEY = bytes(range(32))
 
@@ -106,8 +108,8 @@ class Service:
             self._news = asyncio.Event()
             await self._news.wait()
 
-    async def send(self, values: Sequence[bytes]) -> None:
-        for value in values:
+    async def send(self, parts: Iterable[Rows]) -> None:
+        for value in split(parts):
             if self.dies_after is not None:
                 if self.dies_after == 0:
                     raise Unavailable("cut")
