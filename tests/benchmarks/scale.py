@@ -49,7 +49,6 @@ def outcomes() -> Iterator[Outcome]:
             lambda: uvloop.run(_single(bootstrap)),
             lambda: uvloop.run(_mixed(bootstrap)),
             target=1 / 0.7,
-            rounds=3,
         )
         yield _memory(bootstrap, folder)
         yield _start(bootstrap)
