@@ -36,16 +36,16 @@ class Reports(NamedTuple):
     ones: list[int]
 
 
-def encode_reports(batch_id: str, ids: bytes, ones: npt.ArrayLike) -> Rows:
+def encode_reports(batch_id: str, ids: bytes, ones: Sequence[int]) -> Rows:
     """Reports to one batch; `ids` has 16 bytes for each."""
     head = _HEAD + batch_id.encode() + _BEFORE_ID
     first, last = len(head), len(head) + 32
-    numbers, which = np.unique(np.asarray(ones, np.int64), return_inverse=True)
-    ends = [(_BEFORE_ONES + b"%d}" % n).ljust(REPORT_BYTES - last) for n in numbers]
-    rows = np.empty((len(which), REPORT_BYTES), np.uint8)
+    ends = {n: (_BEFORE_ONES + b"%d}" % n).ljust(REPORT_BYTES - last) for n in set(ones)}
+    rows = np.empty((len(ones), REPORT_BYTES), np.uint8)
     rows[:, :first] = np.frombuffer(head, np.uint8)
     rows[:, first:last] = np.frombuffer(binascii.hexlify(ids), np.uint8).reshape(-1, 32)
-    rows[:, last:] = np.frombuffer(b"".join(ends), np.uint8).reshape(-1, REPORT_BYTES - last)[which]
+    tails = b"".join([ends[n] for n in ones])
+    rows[:, last:] = np.frombuffer(tails, np.uint8).reshape(-1, REPORT_BYTES - last)
     return rows
 
 

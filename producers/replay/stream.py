@@ -258,5 +258,5 @@ class Driver:
 
 def _encoded(batch: _Batch, taken: Taken) -> Rows:
     assert batch.noise is not None
-    ones = batch.noise.encode(taken.rewards)
+    ones = batch.noise.encode(taken.rewards).tolist()
     return encode_reports(batch.batch_id, batch.noise.ids(len(ones)), ones)

@@ -10,12 +10,15 @@ from bisect import bisect_right
 from collections.abc import Callable
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from functools import lru_cache
-from struct import Struct
+
+import numpy as np
+import numpy.typing as npt
 
 from stream_app.core import accounting
 from stream_app.errors import ConfigurationError
 
 Entropy = Callable[[int], bytes]
+_BLOCK_BYTES = 2048
 
 
 @lru_cache(maxsize=64)
@@ -51,19 +54,22 @@ class Sampler(ABC):
     """Encodes rewards with fresh noise, drawing randomness in blocks (one system call for many)."""
 
     __slots__ = ("_draws", "_entropy")
-    _BLOCK = Struct("<256Q")
 
     def __init__(self, entropy: Entropy) -> None:
         self._entropy = entropy
-        self._draws: list[int] = []
+        self._draws: list[int] = []  # the next one last
 
     def draw(self) -> int:
         """64 random bits, each used once."""
-        draws = self._draws
-        if not draws:
-            draws.extend(self._BLOCK.unpack(self._entropy(self._BLOCK.size)))
-            draws.reverse()
-        return draws.pop()
+        if not self._draws:
+            self._refill()
+        return self._draws.pop()
+
+    def _refill(self) -> npt.NDArray[np.uint64]:
+        """A new block of draws."""
+        block = np.frombuffer(self._entropy(_BLOCK_BYTES), "<u8")[::-1]
+        self._draws = block.tolist()
+        return block
 
     def discard(self) -> None:
         """Forget drawn randomness: a forked process must not use its parent's."""
@@ -119,15 +125,28 @@ class BiasedSampler(Sampler):
 class TableSampler(Sampler):
     """Inversion: the number of table entries that are at most the draw."""
 
-    __slots__ = ("_bits", "_table")
+    __slots__ = ("_shares", "_steps", "_table")
 
     def __init__(self, table: tuple[int, ...], bits: int, entropy: Entropy) -> None:
         super().__init__(entropy)
-        self._table, self._bits = table, bits
+        self._table = table
+        # An entry of 2**64 is above all draws.
+        within = [entry for entry in table if entry < 1 << 64]
+        self._steps = np.array(within, np.uint64) if bits == 64 else None
+        self._shares: list[int] = []  # what each draw of the block gives, if it is enough
+
+    def _refill(self) -> npt.NDArray[np.uint64]:
+        block = super()._refill()
+        if self._steps is not None:
+            self._shares = np.searchsorted(self._steps, block, side="right").tolist()
+        return block
 
     def noise(self) -> int:
         """See `Sampler`."""
-        draw = self.draw()
-        if self._bits == 128:
-            draw |= self.draw() << 64
-        return bisect_right(self._table, draw)
+        if self._steps is None:
+            low = self.draw()
+            return bisect_right(self._table, low | self.draw() << 64)
+        if not self._draws:
+            self._refill()
+        self._draws.pop()
+        return self._shares[len(self._draws)]

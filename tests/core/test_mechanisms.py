@@ -1,5 +1,6 @@
 """Mechanisms: calibration, tables, samplers and what they state of their noise."""
 
+import bisect
 import itertools
 import math
 import random
@@ -28,7 +29,7 @@ from stream_app.core.mechanisms import (
     rebuild,
 )
 from stream_app.core.noise import BinomialNoise, LaplaceNoise, NoNoise, stack
-from stream_app.core.samplers import Sampler, laplace_table
+from stream_app.core.samplers import Sampler, TableSampler, laplace_table
 from stream_app.errors import ConfigurationError
 from tests.core.build import convolution_power, hockey_stick, share_pmf
 
@@ -420,6 +421,46 @@ def test_table_sampler_inverts_the_table(bits: int) -> None:
     sampler = mechanism.sampler(words(*itertools.chain(*split)))
 
     assert [sampler.encode(0) for _ in draws] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+
+
+@pytest.mark.parametrize("bits", [64, 128])
+def test_noise_over_many_blocks(bits: int) -> None:
+    """Draw by draw, wherever blocks end: also where a rounding takes a block's last or first draw.
+
+    Noise from a draw of an earlier block would be noise that was used before.
+    """
+    chance = random.Random(bits)
+    table = laplace_table(100, Decimal("0.5"), 3, bits)
+    stream = chance.randbytes(100_000)
+    taken, used = 0, 0
+
+    def entropy(size: int) -> bytes:
+        nonlocal taken
+        taken += size
+        return stream[taken - size : taken]
+
+    def draw(size: int) -> int:
+        nonlocal used
+        used += size
+        return int.from_bytes(stream[used - size : used], "little")
+
+    sampler = DiscreteLaplace(promise(100), 3, bits).sampler(entropy)
+    for number in range(2_000):
+        reward = chance.choice([0, 1, 0.5, 0.25])
+        bit = reward if reward in (0, 1) else draw(8) < int(reward * 2**64)
+        assert sampler.encode(reward) == bit + bisect.bisect_right(table, draw(bits // 8))
+        if number % 500 == 499:
+            sampler.discard()
+            used = taken
+    assert taken > 10 * 2048
+
+
+def test_a_table_up_to_the_last_draw() -> None:
+    """Entries that round to 2**64 are above every draw."""
+    last = 2**64 - 1
+    sampler = TableSampler((5, last, 2**64, 2**64), 64, words(4, 5, last - 1, last))
+
+    assert [sampler.noise() for _ in range(4)] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("reward", [0.25, 0.5, 0.9])
