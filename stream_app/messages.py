@@ -326,7 +326,7 @@ def decode_released(value: bytes) -> tuple[int, dict[bytes, int], set[tuple[byte
         beyond = {(key.encode("latin-1"), operator.index(number)) for key, number in raw["beyond"]}
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidInput(f"released: {error}") from None
-    return _integer(raw, "reached", least=1), through, beyond
+    return _integer(raw, "reached"), through, beyond
 
 
 def _dump(raw: object) -> bytes:

@@ -141,6 +141,11 @@ class TableSampler(Sampler):
             self._shares = np.searchsorted(self._steps, block, side="right").tolist()
         return block
 
+    def discard(self) -> None:
+        """See `Sampler`."""
+        super().discard()
+        self._shares.clear()
+
     def noise(self) -> int:
         """See `Sampler`."""
         if self._steps is None:
