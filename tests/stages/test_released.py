@@ -112,15 +112,21 @@ def test_aborted_before_it_was_saved(ticked: bool) -> None:
     assert len(audit(kafka)) == 31
 
 
-def test_list_beside_the_first_sums() -> None:
-    """It has their numbers and no offset yet: all sums are read."""
-    kafka, batch = Kafka(), terms(1, size=1)
+def listed_at_once(kafka: Kafka) -> Worker:
+    """A worker with its first sum and the list of releases for one transaction."""
+    batch = terms(1, size=1)
     offer(kafka, batch)
     report(kafka, batch, 1)
     worker = Worker(kafka, max_reread=0)
     worker.feed()
     worker.state.tick(0)
-    worker.flush()
+    return worker
+
+
+def test_list_beside_the_first_sums() -> None:
+    """It has their numbers and no offset yet: all sums are read."""
+    kafka = Kafka()
+    listed_at_once(kafka).flush()
     assert len(saved(kafka)) == 1
 
     again = Worker(kafka)
@@ -131,13 +137,8 @@ def test_list_beside_the_first_sums() -> None:
 
 def test_aborted_list_is_not_believed() -> None:
     """A list whose transaction was aborted names sums that were aborted with it."""
-    kafka, batch = Kafka(), terms(1, size=1)
-    offer(kafka, batch)
-    report(kafka, batch, 1)
-    worker = Worker(kafka, max_reread=0)
-    worker.feed()
-    worker.state.tick(0)
-    (aborted, listed) = worker.flush(committed=False)
+    kafka = Kafka()
+    (aborted, listed) = listed_at_once(kafka).flush(committed=False)
     assert listed.key == recovery.SAVED
 
     assert Worker(kafka).flush() == [aborted]
