@@ -8,7 +8,7 @@ from stream_app.errors import InvalidInput
 from stream_app.messages import decode_released, encode_released, peek_sequence
 from stream_app.stages.partition import Log, Record
 
-# Where `windows` has the list of what is released; no checkpoint's key: every name is longer.
+# The key of the list of releases in `windows`; a checkpoint's begins with an experiment's name.
 SAVED = b"/released"
 
 _NEAR = 5_000  # offsets
@@ -72,35 +72,35 @@ async def released(log: Log, found: Released) -> list[tuple[int, int]]:
     where more is missing, records were aborted (`sums` is neither compacted nor deleted from).
     Below `reached` there is nothing to look for: whoever saved it had released those again.
     """
-    if found.reached:
-        await _check(log, found)
     gaps, last = [], found.reached - 1 if found.reached else -2
-    async for records in log.read("sums", start=found.reached):
-        for record in records:
+    known = 1 if found.reached else 0  # the first record is the last one that was saved
+    async for records in log.read("sums", start=max(0, last)):
+        if known:
+            _check(records[0], found)
+        for record in records[known:]:
             found.add(record.key, _sequence(record))
             if record.offset > last + 2:
                 gaps.append((last + 1, record.offset))
             last = record.offset
+        known = 0
+    if known:
+        _check(None, found)
     found.reached = max(0, last + 1)
     gaps.append((last + 1, sys.maxsize))
     return gaps
 
 
-async def _check(log: Log, found: Released) -> None:
+def _check(record: Record | None, found: Released) -> None:
     """The last sum that was saved must stand where it stood. If sums are lost, there is no way on.
 
     Raises InvalidInput.
     """
     last = found.reached - 1
-    async with aclosing(log.read("sums", start=last)) as chunks:
-        async for records in chunks:
-            if records[0].offset == last and (records[0].key, _sequence(records[0])) in found:
-                return
-            break
-    raise InvalidInput(
-        f"sums, offset {last}: the sum that `windows` remembers is not there; partition not "
-        "opened. Restore the topic, or, if it was made anew, use another kafka.topic_prefix"
-    )
+    if record is None or record.offset != last or (record.key, _sequence(record)) not in found:
+        raise InvalidInput(
+            f"sums, offset {last}: the sum that `windows` remembers is not there; partition not "
+            "opened. Restore the topic, or, if it was made anew, use another kafka.topic_prefix"
+        )
 
 
 async def aborted(

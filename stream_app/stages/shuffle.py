@@ -31,7 +31,7 @@ from stream_app.stages.runner import Runner
 
 log = logging.getLogger("shufflebandit.shuffle")
 
-# A start reads so many times fewer sums than reports again: each has a record of its own to save.
+# A start may read as many reports again as the settings say, and this many times fewer sums.
 _SUMS_SHARE = 50
 
 
