@@ -15,8 +15,10 @@ from stream_app import kafka
 from stream_app.config import KafkaSettings
 
 _POLL_MS = 50
-# Fetches at the same place were answered, with nothing, for this long: compaction left no record.
-_EMPTY_S = 2.0
+# So many fetches at one place were answered: compaction left no record there. The first may have
+# been sent before the end was known. If the second had brought records, there would be no third
+# before they were taken; but their time is seen a moment before they are.
+_EMPTY_ANSWERS = 3
 # No fetch was answered for this long: the cluster is away.
 _SILENT_S = 15.0
 
@@ -39,22 +41,20 @@ async def read_to_end(
     end = (await consumer.end_offsets([partition]))[partition]
     position = first if start is None else max(start, first)
     consumer.seek(partition, min(position, end))
-    answered, since = consumer.last_poll_timestamp(partition), time.monotonic()
+    answered, answers, since = consumer.last_poll_timestamp(partition), 0, time.monotonic()
     while position < end:
         records = (await consumer.getmany(partition, timeout_ms=_POLL_MS)).get(partition)
         if records:
             yield records
         reached = await consumer.position(partition)
+        latest = consumer.last_poll_timestamp(partition)
         if reached > position:
-            position, since = reached, time.monotonic()
-            answered = consumer.last_poll_timestamp(partition)
+            position, answered, answers, since = reached, latest, 0, time.monotonic()
             continue
-        waited = time.monotonic() - since
-        # A broker may also answer empty because it throttles us: only where compaction can have
-        # taken the last records is that the end.
-        if compacted and waited > _EMPTY_S and consumer.last_poll_timestamp(partition) != answered:
+        answered, answers = latest, answers + (latest != answered)
+        if compacted and answers >= _EMPTY_ANSWERS:
             return
-        if waited > silent_s:
+        if time.monotonic() - since > silent_s:
             raise KafkaTimeoutError(f"{partition.topic}: no answer for {silent_s:.0f} s")
 
 

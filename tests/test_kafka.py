@@ -209,10 +209,10 @@ async def test_a_large_partition_is_read_whole(writer: Writer) -> None:
 
 
 class Scripted:
-    """A consumer whose partition has an end, but no record before it; polls are answered or not."""
+    """A consumer whose end is 5. A poll sees that a fetch was "answered", or gets the "record"."""
 
-    def __init__(self, answers: bool) -> None:
-        self._answers, self._polls = answers, 0
+    def __init__(self, *polls: str) -> None:
+        self._polls, self._answers, self._position = iter(polls), 0, 0
 
     async def beginning_offsets(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(places, 0)
@@ -224,26 +224,42 @@ class Scripted:
         assert 0 == offset
 
     async def position(self, place: TopicPartition) -> int:
-        return 0
+        return self._position
 
     def last_poll_timestamp(self, place: TopicPartition) -> int | None:
-        return self._polls if self._answers else None
+        return self._answers or None
 
     async def getmany(self, place: TopicPartition, timeout_ms: int) -> dict[Any, Any]:
-        self._polls += 1
-        await asyncio.sleep(0.01)
-        return {}
+        await asyncio.sleep(0.001)
+        poll = next(self._polls, "silent")
+        self._answers += poll == "answered"
+        if poll != "record":
+            return {}
+        self._position = 5
+        return {place: ["the record"]}
+
+
+async def _read(consumer: Scripted, *, compacted: bool) -> list[Any]:
+    place = TopicPartition("t", 0)
+    chunks = read_to_end(consumer, place, compacted=compacted, silent_s=0.1)
+    return [record async for records in chunks for record in records]
 
 
 async def test_compaction_may_leave_nothing_at_the_end() -> None:
-    """Answered polls without a record end the reading; unanswered ones are an error."""
-    place = TopicPartition("t", 0)
+    """Answers without a record end the reading of a compacted topic; silence is an error."""
+    empty = ["answered"] * 3
 
-    assert [] == [
-        records async for records in read_to_end(Scripted(answers=True), place, compacted=True)
-    ]
-    with pytest.raises(KafkaTimeoutError):
-        await anext(read_to_end(Scripted(answers=False), place, silent_s=0.1))
+    assert [] == await _read(Scripted(*empty), compacted=True)
+    for consumer, compacted in ((Scripted(), True), (Scripted(*empty), False)):
+        with pytest.raises(KafkaTimeoutError):
+            await _read(consumer, compacted=compacted)
+
+
+async def test_an_answer_is_seen_before_its_records() -> None:
+    """An answer may be older than the end, the next one's records still be on their way."""
+    polls = ["silent"] * 20 + ["answered", "answered", "silent", "record"]
+
+    assert ["the record"] == await _read(Scripted(*polls), compacted=True)
 
 
 @pytest.fixture
