@@ -334,8 +334,7 @@ class ShufflePartition:
 
     def _restore(self, deltas: Mapping[bytes, bytes | None]) -> None:
         """Take up checkpoints; those of closed batches get tombstones, damaged ones are named."""
-        pieces: dict[bytes, list[Delta]] = {}
-        damaged: set[bytes] = set()
+        pieces: defaultdict[bytes, dict[bytes, bytes]] = defaultdict(dict)
         for key, value in deltas.items():
             if value is None:
                 continue
@@ -343,16 +342,31 @@ class ShufflePartition:
             batch_id = rest.partition(b"/")[0]
             known = self._known.get(experiment)
             if batch_id in self._windows:
-                try:
-                    pieces.setdefault(batch_id, []).append(decode_delta(value))
-                except InvalidInput as error:
-                    damaged.add(batch_id)
-                    self._warn(f"checkpoint {key[:120]!r}, its window begins anew", str(error))
+                pieces[batch_id][key] = value
             elif known is not None and known.readable:
                 self._outputs.append(Output("windows", key, None))
-        for batch_id in pieces.keys() - damaged:
-            for delta in sorted(pieces[batch_id], key=lambda d: d.number):
-                self._windows[batch_id].restore(delta)
+        for batch_id, found in pieces.items():
+            window = self._windows[batch_id]
+            try:
+                for delta in _in_order(found):
+                    window.restore(delta)
+            except InvalidInput as error:
+                what = f"a checkpoint of batch {window.batch_id}, its window begins anew"
+                self._warn(what, str(error))
+                # All go, or those that are left would be taken for the new window's.
+                self._outputs += [Output("windows", key, None) for key in found]
+
+
+def _in_order(pieces: Mapping[bytes, bytes]) -> list[Delta]:
+    """The checkpoints of one window, by key, in the order of their numbers. None may be missing.
+
+    Raises InvalidInput.
+    """
+    deltas = sorted(map(decode_delta, pieces.values()), key=lambda delta: delta.number)
+    for number, delta in enumerate(deltas):
+        if delta.number != number:
+            raise InvalidInput(f"number {number} is missing")
+    return deltas
 
 
 def _groups(

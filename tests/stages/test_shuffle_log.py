@@ -383,6 +383,23 @@ def test_damaged_checkpoint_is_named() -> None:
     assert len(sums_in(Worker(kafka).run())) == 1
 
 
+@pytest.mark.parametrize("damage", [b"?", None])
+def test_what_is_left_of_damaged_checkpoints_is_not_taken_up(damage: bytes | None) -> None:
+    """A window that begins anew, as one of its checkpoints is lost, has nothing of the others."""
+    kafka, batch = Kafka(), terms(size=6)
+    offer(kafka, batch)
+    worker = Worker(kafka, max_reread=1)
+    for number in range(12):
+        report(kafka, batch, number, ones=number)
+        worker.run()
+        if number == 4:
+            assert len(kafka.records("windows")) == 2
+            kafka.append("windows", kafka.records("windows")[0].key, damage)
+        worker = Worker(kafka, max_reread=1).recovered()
+
+    assert audit(kafka)[batch.batch_id]["total"] == sum(range(4, 10))
+
+
 def test_retention_does_not_touch_what_is_needed() -> None:
     """Reports below the committed mark may be deleted at any time."""
     kafka, batch, busy = Kafka(), terms(size=5), terms(2, size=2)
