@@ -25,6 +25,7 @@ from stream_app.messages import (
 from stream_app.metrics.instruments import REFUSED, Assigned, Metrics
 from stream_app.stages import recovery
 from stream_app.stages.partition import Log, Output, Record, Stage
+from stream_app.stages.refusals import Refusals
 from stream_app.stages.runner import Runner
 
 log = logging.getLogger("shufflebandit.agent")
@@ -41,8 +42,7 @@ class EliminationPartition:
         self._changed: set[bytes] = set()
         self._released_ms: dict[bytes, list[int]] = {}  # of the sums folded since the last `take`
         self._unreadable: set[bytes] = set()
-        self._warned: set[str] = set()
-        self.refused = 0
+        self._refusals = Refusals(log)
 
     def feed(self, records: Sequence[Record], *, refreshed: bool) -> int:
         """Fold sums."""
@@ -50,7 +50,7 @@ class EliminationPartition:
             try:
                 self._fold(record, decode_sum(record.value))
             except InvalidInput as error:
-                self._warn(f"sum at offset {record.offset}", str(error))
+                self._refusals.add(f"sum at offset {record.offset}", str(error))
         return len(records)
 
     def _fold(self, record: Record, released: Sum) -> None:
@@ -77,7 +77,7 @@ class EliminationPartition:
             try:
                 self._define(record.key, record.value)
             except InvalidInput as error:
-                self._warn(f"experiment {(record.key or b'')[:80]!r}", str(error))
+                self._refusals.add(f"experiment {(record.key or b'')[:80]!r}", str(error))
 
     def _define(self, key: bytes | None, value: bytes | None) -> None:
         definition = decode_definition(value)
@@ -127,12 +127,6 @@ class EliminationPartition:
         self._assignments[key] = assignment
         self._changed.add(key)
 
-    def _warn(self, what: str, why: str) -> None:
-        self.refused += 1
-        if what not in self._warned and len(self._warned) < 1000:
-            self._warned.add(what)
-            log.warning("refused %s: %s", what, why)
-
     def take(self) -> list[Output]:
         """The newest assignment of each experiment that changed."""
         changed, self._changed = sorted(self._changed), set()
@@ -150,8 +144,13 @@ class EliminationPartition:
     def wrote(self, ends: Mapping[str, int]) -> None:
         """The position stands in the assignments."""
 
-    def counts(self) -> dict[str, int]:
+    @property
+    def refused(self) -> int:
         """Sums and definitions that were refused."""
+        return self._refusals.count
+
+    def counts(self) -> dict[str, int]:
+        """See `metrics.instruments.Counted`."""
         return {REFUSED: self.refused}
 
     def levels(self) -> dict[str, int]:
@@ -176,7 +175,7 @@ class EliminationPartition:
                 self._assignments[key] = decode_assignment(value)
             except InvalidInput as error:
                 self._unreadable.add(key)
-                self._warn(f"assignment of {key[:80]!r}", str(error))
+                self._refusals.add(f"assignment of {key[:80]!r}", str(error))
         async for records in log.read("experiments"):
             self.side([record for record in records if not self._goes_on(record, newest)])
         return max((a.folded + 1 for a in self._assignments.values()), default=0)

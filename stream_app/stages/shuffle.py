@@ -8,16 +8,14 @@ a sum that is in the log, even in an aborted transaction, is released again byte
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from stream_app.config import Settings
-from stream_app.core.terms import Limits, Terms, check
+from stream_app.core.terms import Limits
 from stream_app.core.window import Delta, Place, Refusal, Window, open_window, place
 from stream_app.errors import InvalidInput
 from stream_app.messages import (
     MAX_REPORT_BYTES,
     decode_delta,
-    decode_offer,
     decode_report,
     delta_key,
     encode_delta,
@@ -26,7 +24,9 @@ from stream_app.messages import (
 from stream_app.metrics.instruments import ACCEPTED, REFUSED, Metrics, Released
 from stream_app.reports import Reports, decode_reports
 from stream_app.stages import recovery
+from stream_app.stages.offers import Offers
 from stream_app.stages.partition import Log, Output, Record, Stage
+from stream_app.stages.refusals import Refusals
 from stream_app.stages.runner import Runner
 
 log = logging.getLogger("shufflebandit.shuffle")
@@ -35,34 +35,23 @@ log = logging.getLogger("shufflebandit.shuffle")
 _SUMS_SHARE = 50
 
 
-@dataclass(slots=True)
-class _Known:
-    """What the stage remembers of an experiment's batches."""
-
-    highest: int = 0  # sequence number
-    listed: dict[int, str] = field(default_factory=dict)  # newest assignment: sequence -> batch id
-    readable: bool = False  # whether an assignment of it could be read
-
-
 class ShufflePartition:
     """The open windows of one partition of `reports`."""
 
     def __init__(
         self, limits: Limits, max_reread_records: int, max_unsaved_s: float = 3600
     ) -> None:
-        self._limits, self._max_reread = limits, max_reread_records
-        self._max_unsaved_ms = 1000 * max_unsaved_s
+        self._max_reread, self._max_unsaved_ms = max_reread_records, 1000 * max_unsaved_s
+        self._refusals = Refusals(log)
+        self._offers = Offers(limits, self._refusals)
         self._windows: dict[bytes | None, Window] = {}  # by batch id
-        self._known: dict[bytes, _Known] = {}
         self._outputs: list[Output] = []
         self._released = recovery.Released()
         self._opened_ms: dict[str, int] = {}  # by batch id; not of those found at recovery
-        self._warned: set[str] = set()
         self._position = 0
         self._mark = 0
         self.accepted = 0
         self.refused: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
-        self.refused_terms = 0
 
     # -- reports ---------------------------------------------------------------------------------
 
@@ -143,10 +132,8 @@ class ShufflePartition:
             return Refusal.MALFORMED
         if not sequence.isascii() or not sequence.isdigit() or len(sequence) > 15 or not digest:
             return Refusal.MALFORMED
-        known = self._known.get(key) if key is not None else None
-        if known is not None and int(sequence) <= known.highest:
-            return Refusal.LATE
-        return Refusal.UNKNOWN_BATCH
+        had = self._offers.has_had(key, int(sequence))
+        return Refusal.LATE if had else Refusal.UNKNOWN_BATCH
 
     def _release(self, window: Window) -> None:
         release = window.release()
@@ -217,71 +204,23 @@ class ShufflePartition:
         at_ms: int | None = None,
         released: recovery.Released | None = None,
     ) -> None:
-        """Take an assignment. At recovery `released` tells which sequence numbers have a sum.
-
-        A number is opened once: when it is higher than all before, or at recovery if the newest
-        assignment lists it and no sum has it.
-        """
-        listed = self._listed(key, value)
-        if listed is None or key is None:
-            return
-        known = self._known.setdefault(key, _Known())
-        known.readable = True
-        fresh: dict[int, str] = {}
-        for batch_id, terms in sorted(listed.items(), key=lambda entry: _sequence(entry[0])):
-            sequence, again = _sequence(batch_id), terms is None
-            new = released is not None or sequence > known.highest
-            if sequence in fresh or not (again or new):
-                self._warn(f"batch {batch_id}", "second terms under a known sequence number")
-                continue
-            fresh[sequence] = batch_id
-            known.highest = max(known.highest, sequence)
-            if terms is not None and (released is None or (key, sequence) not in released):
-                self._windows[batch_id.encode()] = open_window(batch_id, terms)
-                if at_ms is not None:
-                    self._opened_ms[batch_id] = at_ms
-        for batch_id in known.listed.values():
+        """Take an assignment; at recovery `released` tells which sequence numbers have a sum."""
+        change = self._offers.take(key, value, released)
+        for batch_id, terms in change.opened:
+            self._windows[batch_id.encode()] = open_window(batch_id, terms)
+            if at_ms is not None:
+                self._opened_ms[batch_id] = at_ms
+        for batch_id in change.closed:
             window = self._windows.get(batch_id.encode())
-            if batch_id not in fresh.values() and window is not None:
+            if window is not None:
                 self._forget(window)
-        known.listed = fresh
-
-    def _listed(self, key: bytes | None, value: bytes | None) -> dict[str, Terms | None] | None:
-        """The batches of an assignment with their checked terms; None if it cannot be used at all.
-
-        A batch that the last assignment listed too has no terms here: its id certifies them.
-        """
-        try:
-            offer = decode_offer(value)
-            if key is None or offer.experiment.encode() != key:
-                raise InvalidInput("its key is not its experiment")
-        except InvalidInput as error:
-            self._warn(f"assignment of {(key or b'')[:80]!r}", str(error))
-            return None
-        before = set(self._known[key].listed.values()) if key in self._known else set()
-        listed: dict[str, Terms | None] = {}
-        for batch_id, raw in offer.open:
-            if batch_id in before:
-                listed[batch_id] = None
-                continue
-            try:
-                terms = check(batch_id, raw, self._limits)
-                if terms.experiment.encode() != key:
-                    raise InvalidInput(f"batch {batch_id[:80]}: its terms are another experiment's")
-            except InvalidInput as error:
-                self._warn(f"batch {batch_id[:80]}", str(error))
-                continue
-            listed[batch_id] = terms
-        return listed
-
-    def _warn(self, what: str, why: str) -> None:
-        """Count a refusal; name it in the log once (and never more than 1000 of them)."""
-        self.refused_terms += 1
-        if what not in self._warned and len(self._warned) < 1000:
-            self._warned.add(what)
-            log.warning("refused %s: %s", what, why)
 
     # -- numbers for the metrics: nothing that depends on the ones of an open window --------------
+
+    @property
+    def refused_terms(self) -> int:
+        """Terms, assignments and checkpoints that were refused."""
+        return self._refusals.count
 
     def counts(self) -> dict[str, int]:
         """Reports by outcome, and terms and assignments that were refused."""
@@ -315,9 +254,7 @@ class ShufflePartition:
         self._outputs += [Output("sums", key, value) for (key, _), value in aborted.items()]
         for key, sequence in aborted:
             released.add(key, sequence)
-        for key, sequence in (*released.through.items(), *released.beyond):
-            known = self._known.setdefault(key, _Known())
-            known.highest = max(known.highest, sequence)
+        self._offers.note((*released.through.items(), *released.beyond))
         for key, value in (await recovery.newest(log, "assignments")).items():
             self._assign(key, value, released=released)
         self._restore(saved)
@@ -329,7 +266,7 @@ class ShufflePartition:
         try:
             return recovery.Released.saved(value)
         except InvalidInput as error:
-            self._warn("the saved list of releases, all sums are read", str(error))
+            self._refusals.add("the saved list of releases, all sums are read", str(error))
             return recovery.Released()
 
     def _restore(self, deltas: Mapping[bytes, bytes | None]) -> None:
@@ -340,10 +277,9 @@ class ShufflePartition:
                 continue
             experiment, _, rest = key.partition(b"/")
             batch_id = rest.partition(b"/")[0]
-            known = self._known.get(experiment)
             if batch_id in self._windows:
                 pieces[batch_id][key] = value
-            elif known is not None and known.readable:
+            elif self._offers.readable(experiment):
                 self._outputs.append(Output("windows", key, None))
         for batch_id, found in pieces.items():
             window = self._windows[batch_id]
@@ -352,7 +288,7 @@ class ShufflePartition:
                     window.restore(delta)
             except InvalidInput as error:
                 what = f"a checkpoint of batch {window.batch_id}, its window begins anew"
-                self._warn(what, str(error))
+                self._refusals.add(what, str(error))
                 # All go, or those that are left would be taken for the new window's.
                 self._outputs += [Output("windows", key, None) for key in found]
 
@@ -385,10 +321,6 @@ def _completed(window: Window) -> int:
     """Where the last report of a full window stands."""
     assert window.last is not None
     return window.last.offset
-
-
-def _sequence(batch_id: str) -> int:
-    return int(batch_id.partition(".")[0])
 
 
 def make_runner(settings: Settings, metrics: Metrics | None = None) -> Runner:

@@ -1,0 +1,20 @@
+"""What a stage does not accept: counted, and named in the log, but not without end."""
+
+import logging
+
+_MOST = 1_000  # different ones that are named
+
+
+class Refusals:
+    """Bad records of a partition. Whoever may write them could also try to fill the log."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log, self._named = log, set[str]()
+        self.count = 0
+
+    def add(self, what: str, why: str) -> None:
+        """Count a refusal; name it once."""
+        self.count += 1
+        if what not in self._named and len(self._named) < _MOST:
+            self._named.add(what)
+            self._log.warning("refused %s: %s", what, why)
