@@ -8,6 +8,7 @@ Everything here blocks: from a coroutine, call it with `asyncio.to_thread`.
 import atexit
 import base64
 import contextlib
+import os
 import re
 import secrets
 import shutil
@@ -180,6 +181,13 @@ class LocalBroker:
     def kill(self) -> None:
         """SIGKILL, as in a crash: the data stay for the next `start`."""
         self._end(0)
+
+    def freeze(self, seconds: float) -> None:
+        """For so long it answers nothing, while its connections stay: as a machine that stalls."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.killpg(self._process.pid, signal.SIGCONT)
 
     def restart(self) -> None:
         """Stops the broker if it runs, and starts it on the same data and port."""

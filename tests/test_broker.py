@@ -1,5 +1,6 @@
 """The local Kafka: it answers, it leaves nothing behind, and half a download is no download."""
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -65,6 +66,17 @@ async def test_answers(broker: LocalBroker) -> None:
     await send(broker.bootstrap, "broker-answers", b"hello")
 
     assert await first(broker.bootstrap, "broker-answers") == b"hello"
+
+
+@pytest.mark.kafka
+async def test_frozen(broker: LocalBroker) -> None:
+    """It answers nothing for so long, and then what it was asked meanwhile."""
+    began = time.monotonic()
+    frozen = asyncio.ensure_future(asyncio.to_thread(broker.freeze, 2))
+    await asyncio.sleep(0.2)
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap):
+        assert time.monotonic() - began > 2
+    await frozen
 
 
 @pytest.mark.kafka

@@ -46,6 +46,7 @@ _EVENTS = {
     "stop worker": 10,
     "freeze worker": 6,
     "kill broker": 4,
+    "freeze broker": 4,
     "restart broker": 2,
     "fill disk": 2,
     "kill producer": 38,
@@ -91,6 +92,8 @@ class Chaos:
                 await asyncio.to_thread(self.broker.kill)
                 await asyncio.sleep(self.chance.uniform(0, 3))
                 await asyncio.to_thread(self.broker.start)
+            case "freeze broker":
+                await asyncio.to_thread(self.broker.freeze, self.chance.uniform(1, 5))
             case "restart broker":
                 await asyncio.to_thread(self.broker.restart)
             case "fill disk":
