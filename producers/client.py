@@ -31,7 +31,8 @@ from producers.store import Budget, Store
 from stream_app.config import Settings
 from stream_app.core.agents import Status
 from stream_app.errors import InvalidInput, Unavailable
-from stream_app.reports import Rows, encode_reports
+from stream_app.records import Rows
+from stream_app.reports import encode_reports
 
 log = logging.getLogger("shufflebandit.client")
 

@@ -15,12 +15,11 @@ from typing import Any, Protocol
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
-from producers.records import BATCH_BYTES, batches
 from stream_app import kafka
 from stream_app.config import KafkaSettings
 from stream_app.errors import ConfigurationError, Unavailable
 from stream_app.reading import read_to_end
-from stream_app.reports import Rows
+from stream_app.records import BATCH_BYTES, Rows, batches
 
 # Without an acknowledgement for this long, the producer is replaced and the same bytes sent again.
 _ACKNOWLEDGE_S = 15.0

@@ -25,7 +25,7 @@ from aiokafka.errors import (
 )
 from aiokafka.partitioner import murmur2
 
-from stream_app import unreadable
+from stream_app import fetched
 from stream_app.config import KafkaSettings, SecurityProtocol
 from stream_app.errors import ConfigurationError, Unavailable
 from stream_app.quiet import QUIET
@@ -188,7 +188,7 @@ async def producer(settings: KafkaSettings, **options: Any) -> AsyncIterator[AIO
 
 def make_consumer(settings: KafkaSettings, *, committed: bool, **options: Any) -> AIOKafkaConsumer:
     """A consumer with the options that all readers share."""
-    unreadable.install()
+    fetched.install()
     return AIOKafkaConsumer(
         **client_options(settings),
         enable_auto_commit=False,

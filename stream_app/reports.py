@@ -1,19 +1,21 @@
 """Many reports at once: the hot path of the shuffle stage and of those who send.
 
-`encode_reports` and `decode_reports` say what `messages.encode_report` and `decode_report` say.
+`encode_reports` and `Chunk.decoded` say what `messages.encode_report` and `decode_report` say.
 Reports have one length, and their parts stand at places that depend only on the number of digits
 before the batch id's dot; so numpy puts them together, and takes them apart, by column. Whatever
 looks different is given to `decode_report`, which alone decides what is malformed.
 """
 
 import binascii
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from stream_app.messages import MAX_REPORT_BYTES, REPORT_BYTES, decode_report
+from stream_app.records import Block, Rows
 
 _HEAD = b'{"batch":"'
 _BEFORE_ID = b'","id":"'
@@ -24,7 +26,6 @@ _MOST_ONES = 10  # digits
 _ZERO, _DOT, _BRACE, _SPACE = b"0.} "
 _BLANK = b" " * REPORT_BYTES
 
-Rows = npt.NDArray[np.uint8]  # one report a row
 _Right = npt.NDArray[np.bool_]
 
 
@@ -49,25 +50,109 @@ def encode_reports(batch_id: str, ids: bytes, ones: Sequence[int]) -> Rows:
     return rows
 
 
-def decode_reports(values: Sequence[bytes | None]) -> Reports:
-    """What each value says; those longer than any report may be count as malformed."""
-    usual = [v if v is not None and len(v) == REPORT_BYTES else _BLANK for v in values]
-    data = np.frombuffer(b"".join(usual), np.uint8).reshape(-1, REPORT_BYTES)
-    dots = data[:, len(_HEAD) : len(_HEAD) + _MOST_DIGITS + 1] == _DOT
-    ends = dots.argmax(axis=1) + (len(_HEAD) + _HASH)
-    layouts = np.flatnonzero(np.bincount(ends)).tolist()
-    if len(layouts) == 1:
-        reports, right = _columns(data, layouts[0])
-    else:
-        reports, right = Reports([None] * len(data), [b""] * len(data), [0] * len(data)), dots[:, 0]
-        for end in layouts:
-            rows = np.flatnonzero(ends == end)
-            part, right[rows] = _columns(data[rows], end)
-            for row, batch, report_id, ones in zip(rows.tolist(), *part, strict=True):
-                reports.batches[row], reports.ids[row], reports.ones[row] = batch, report_id, ones
-    for row in np.flatnonzero(~right).tolist():
-        reports.batches[row], reports.ids[row], reports.ones[row] = _decode(values[row])
-    return reports
+class Chunk:
+    """Records of the reports' topic, by column and in their order."""
+
+    __slots__ = ("_odd", "_offsets", "_rows", "_times", "keys")
+
+    def __init__(
+        self,
+        keys: list[bytes | None],
+        offsets: npt.NDArray[np.int64],
+        times: npt.NDArray[np.int64],
+        rows: Rows,
+        odd: Mapping[int, bytes],
+    ) -> None:
+        self.keys, self._offsets, self._times, self._rows = keys, offsets, times, rows
+        self._odd = odd  # the values that have not the length of a report, by place
+
+    @classmethod
+    def of(cls, records: "Chunk | Sequence[Any]") -> "Chunk":
+        """What a consumer fetched: records, and blocks of them."""
+        if isinstance(records, Chunk):
+            return records
+        parts: list[Chunk] = []
+        for kind, group in groupby(records, type):
+            some = list(group)
+            parts += map(_of_block, some) if kind is Block else [_of_records(some)]
+        if len(parts) <= 1:
+            return parts[0] if parts else _of_records([])
+        odd: dict[int, bytes] = {}
+        first = 0
+        for part in parts:
+            odd.update((first + place, value) for place, value in part._odd.items())
+            first += len(part)
+        return cls(
+            [key for part in parts for key in part.keys],
+            np.concatenate([part._offsets for part in parts]),
+            np.concatenate([part._times for part in parts]),
+            np.concatenate([part._rows for part in parts]),
+            odd,
+        )
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def part(self, first: int, last: int) -> "Chunk":
+        """The records from one place to before another."""
+        return Chunk(
+            self.keys[first:last],
+            self._offsets[first:last],
+            self._times[first:last],
+            self._rows[first:last],
+            {place - first: v for place, v in self._odd.items() if first <= place < last},
+        )
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Offset and time of a record."""
+        return int(self._offsets[index]), int(self._times[index])
+
+    def value(self, index: int) -> bytes:
+        """The bytes of a record; none where it has no value."""
+        return self._odd[index] if index in self._odd else self._rows[index].tobytes()
+
+    def decoded(self) -> Reports:
+        """What each value says; those longer than any report may be count as malformed."""
+        data = self._rows
+        dots = data[:, len(_HEAD) : len(_HEAD) + _MOST_DIGITS + 1] == _DOT
+        ends = dots.argmax(axis=1) + (len(_HEAD) + _HASH)
+        layouts = np.flatnonzero(np.bincount(ends)).tolist()
+        if len(layouts) == 1:
+            reports, right = _columns(data, layouts[0])
+        else:
+            size = len(data)
+            reports, right = Reports([None] * size, [b""] * size, [0] * size), dots[:, 0]
+            for end in layouts:
+                rows = np.flatnonzero(ends == end)
+                part, right[rows] = _columns(data[rows], end)
+                for row, batch, report_id, ones in zip(rows.tolist(), *part, strict=True):
+                    _set(reports, row, batch, report_id, ones)
+        for row in np.flatnonzero(~right).tolist():
+            _set(reports, row, *_decode(self.value(row)))
+        return reports
+
+
+def _set(reports: Reports, row: int, batch: bytes | None, report_id: bytes, ones: int) -> None:
+    reports.batches[row], reports.ids[row], reports.ones[row] = batch, report_id, ones
+
+
+def _of_block(block: Block) -> Chunk:
+    offsets = np.arange(block.first, block.offset + 1)
+    return Chunk([*block.keys], offsets, block.times, block.rows, {})
+
+
+def _of_records(records: Sequence[Any]) -> Chunk:
+    values = [record.value or b"" for record in records]
+    odd = {i: value for i, value in enumerate(values) if len(value) != REPORT_BYTES}
+    if odd:
+        values = [_BLANK if i in odd else value for i, value in enumerate(values)]
+    return Chunk(
+        [record.key for record in records],
+        np.array([record.offset for record in records], np.int64),
+        np.array([record.timestamp for record in records], np.int64),
+        np.frombuffer(b"".join(values), np.uint8).reshape(-1, REPORT_BYTES),
+        odd,
+    )
 
 
 def _columns(data: Rows, end: int) -> tuple[Reports, _Right]:
@@ -109,10 +194,10 @@ def _numbers(text: Rows) -> tuple[list[int], _Right]:
     return numbers.tolist(), right
 
 
-def _decode(value: bytes | None) -> tuple[bytes | None, bytes, int]:
+def _decode(value: bytes) -> tuple[bytes | None, bytes, int]:
     """One report that does not look like the others."""
     try:
-        if value is not None and len(value) <= MAX_REPORT_BYTES:
+        if len(value) <= MAX_REPORT_BYTES:
             batch_id, report_id, ones = decode_report(value)
             return batch_id.encode(), report_id, ones
     except (ValueError, KeyError, TypeError):

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream_app.messages import MAX_REPORT_BYTES, REPORT_BYTES, decode_report, encode_report
-from stream_app.reports import decode_reports, encode_reports
+from stream_app.records import Block
+from stream_app.reports import Chunk, encode_reports
+from tests.stages.fakes import Record
 
 KNOWN = [f"{sequence}.{'Aa0_-' * 8}xyz" for sequence in (1, 7, 12, 345, 10**14)]
 
@@ -23,11 +25,15 @@ def alone(value: bytes | None) -> tuple[str, bytes, int] | None:
     return report if report[0] in KNOWN else None
 
 
+def chunk(values: list[bytes | None]) -> Chunk:
+    return Chunk.of([Record(offset, b"demo", value, 7) for offset, value in enumerate(values)])
+
+
 def together(values: list[bytes | None]) -> list[tuple[str, bytes, int] | None]:
     known = {batch_id.encode(): batch_id for batch_id in KNOWN}
     return [
         (known[batch], report_id, ones) if batch in known else None
-        for batch, report_id, ones in zip(*decode_reports(values), strict=True)
+        for batch, report_id, ones in zip(*chunk(values).decoded(), strict=True)
     ]
 
 
@@ -111,13 +117,34 @@ def test_a_large_mixed_chunk_keeps_its_order() -> None:
 
 
 def test_nothing_is_also_a_chunk() -> None:
-    assert ([], [], []) == decode_reports([])
+    assert ([], [], []) == chunk([]).decoded()
 
 
 def test_columns_hold_plain_values() -> None:
     """No numpy scalar may reach a window: sums must be whole numbers of any size."""
-    batches, ids, ones = decode_reports([encode_report(KNOWN[0], bytes(16), 5)] * 9)
+    batches, ids, ones = chunk([encode_report(KNOWN[0], bytes(16), 5)] * 9).decoded()
 
     assert {type(entry) for entry in (*batches, *ids)} == {bytes}
     assert {type(entry) for entry in ones} == {int}
     assert not any(isinstance(entry, np.generic) for entry in ones)
+
+
+def test_blocks_among_records() -> None:
+    """However they come, they say the same, and stand at the same places."""
+    sent = [encode_report(KNOWN[0], bytes([i] * 16), i) for i in range(50)]
+    values: list[bytes | None] = [*sent, b"?", None, *sent[:3], b"x" * 600, *sent]
+    alone = [Record(100 + i, b"demo", value, 7) for i, value in enumerate(values)]
+    rows = np.frombuffer(b"".join(sent), np.uint8).reshape(50, REPORT_BYTES)
+    keys, times = [b"demo"] * 50, np.full(50, 7)
+    first, second = (Block(offset, keys, times, rows) for offset in (100, 156))
+    mixed = [first, *alone[50:56], second]
+
+    expected, found = Chunk.of(alone), Chunk.of(mixed)
+
+    for first, last in ((0, 106), (0, 1), (49, 53), (51, 106), (60, 60)):
+        one, other = expected.part(first, last), found.part(first, last)
+        assert one.decoded() == other.decoded()
+        assert one.keys == other.keys
+        places = range(last - first)
+        assert [values[first + i] or b"" for i in places] == [other.value(i) for i in places]
+        assert [(100 + first + i, 7) for i in places] == [other.place(i) for i in places]

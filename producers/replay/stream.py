@@ -24,7 +24,8 @@ from stream_app.config import Settings
 from stream_app.core.agents import State, Status
 from stream_app.core.experiment import Experiment
 from stream_app.errors import ConfigurationError, Unavailable
-from stream_app.reports import Rows, encode_reports
+from stream_app.records import Rows
+from stream_app.reports import encode_reports
 
 _MOST_AT_ONCE = 20_000  # reports in one sending; one is on its way while the next is made
 _PATIENCE_S = 60.0  # how long a full batch may wait for its sum

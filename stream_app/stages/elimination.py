@@ -44,14 +44,13 @@ class EliminationPartition:
         self._unreadable: set[bytes] = set()
         self._refusals = Refusals(log)
 
-    def feed(self, records: Sequence[Record], *, refreshed: bool) -> int:
+    def feed(self, records: Sequence[Record], *, refreshed: bool) -> None:
         """Fold sums."""
         for record in records:
             try:
                 self._fold(record, decode_sum(record.value))
             except InvalidInput as error:
                 self._refusals.add(f"sum at offset {record.offset}", str(error))
-        return len(records)
 
     def _fold(self, record: Record, released: Sum) -> None:
         key, offset = record.key, record.offset

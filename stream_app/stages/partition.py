@@ -60,8 +60,8 @@ class Partition(Protocol):
     async def recover(self, log: Log, mark: int | None) -> int:
         """Build the state from the log; returns the input offset to begin at."""
 
-    def feed(self, records: Sequence[Record], *, refreshed: bool) -> int:
-        """Take input records; fewer taken than given means: read the side topic first."""
+    def feed(self, records: Any, *, refreshed: bool) -> Any:
+        """Take input records; returns those for which the side topic must be read first."""
 
     def side(self, records: Sequence[Record]) -> None:
         """Take records of the side topic."""
@@ -97,3 +97,4 @@ class Stage:
     instance_id: str
     make: Callable[[], Partition]
     delete_input: bool = False  # once a committed mark says that no restart needs it
+    value_bytes: int | None = None  # if the input's values have one length: they come by column

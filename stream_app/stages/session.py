@@ -19,6 +19,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import CommitFailedError, IllegalStateError
 
 from stream_app.config import KafkaSettings
+from stream_app.fetched import ByColumn
 from stream_app.kafka import client_options, make_consumer, stop, topic
 from stream_app.metrics.instruments import StageMetrics
 from stream_app.reading import read_to_end
@@ -122,6 +123,7 @@ class Session:
         return client
 
     def _group_consumer(self) -> AIOKafkaConsumer:
+        size = self.stage.value_bytes
         return make_consumer(
             self.settings,
             committed=self.stage.input_committed,
@@ -131,6 +133,7 @@ class Session:
             heartbeat_interval_ms=1_000,
             rebalance_timeout_ms=30_000,
             request_timeout_ms=40_000,
+            value_deserializer=ByColumn(size) if size else None,
         )
 
     async def close(self) -> None:
@@ -163,10 +166,10 @@ class Session:
         await self._input.end_offsets(self._input.assignment())
 
     async def _feed(self, slot: _Slot, records: Sequence[Record]) -> None:
-        taken = slot.state.feed(records, refreshed=False)
-        if taken < len(records):
+        rest = slot.state.feed(records, refreshed=False)
+        if rest:
             await self._refresh(slot)
-            slot.state.feed(records[taken:], refreshed=True)
+            slot.state.feed(rest, refreshed=True)
 
     async def _tail(self) -> None:
         """Follow the side topic of the open partitions."""

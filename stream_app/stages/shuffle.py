@@ -15,6 +15,7 @@ from stream_app.core.window import Delta, Place, Refusal, Window, open_window, p
 from stream_app.errors import InvalidInput
 from stream_app.messages import (
     MAX_REPORT_BYTES,
+    REPORT_BYTES,
     decode_delta,
     decode_report,
     delta_key,
@@ -22,7 +23,7 @@ from stream_app.messages import (
     encode_sum,
 )
 from stream_app.metrics.instruments import ACCEPTED, REFUSED, Metrics, Released
-from stream_app.reports import Reports, decode_reports
+from stream_app.reports import Chunk, Reports
 from stream_app.stages import recovery
 from stream_app.stages.offers import Offers
 from stream_app.stages.partition import Log, Output, Record, Stage
@@ -55,49 +56,50 @@ class ShufflePartition:
 
     # -- reports ---------------------------------------------------------------------------------
 
-    def feed(self, records: Sequence[Record], *, refreshed: bool) -> int:
+    def feed(self, records: Sequence[Record] | Chunk, *, refreshed: bool) -> Chunk | None:
         """Count reports into their windows; stops at a batch that may be newer than what it knows.
 
         The hot path: reports are taken apart together, and those of one batch are counted together.
         """
-        reports = decode_reports([record.value for record in records])
-        groups = _groups(reports.batches, [record.key for record in records])
+        chunk = Chunk.of(records)
+        reports = chunk.decoded()
+        groups = _groups(reports.batches, chunk.keys)
         strange = {
-            which: self._without_window(records[members[0]])
+            which: self._without_window(chunk, members[0])
             for which, members in groups.items()
             if which[0] is not None and which[0] not in self._windows
         }
         unknown = [groups[w][0] for w, why in strange.items() if why is Refusal.UNKNOWN_BATCH]
         if unknown and not refreshed:
-            return self.feed(records[: min(unknown)], refreshed=True) if min(unknown) else 0
+            known = min(unknown)
+            if known:
+                self.feed(chunk.part(0, known), refreshed=True)
+            return chunk.part(known, len(chunk))
         full: list[Window] = []
         for (batch, key), members in groups.items():
             window = self._windows.get(batch)
             if batch is None:
-                self._refuse(Counter(self._without_window(records[i]) for i in members))
+                self._refuse(Counter(self._without_window(chunk, i) for i in members))
             elif window is None:
                 self._refuse({strange[batch, key]: len(members)})
             elif window.key != key:
                 self.refused[Refusal.WRONG_KEY] += len(members)
             else:
-                self._fill(window, records, reports, members)
+                self._fill(window, chunk, reports, members)
                 if window.full:
                     full.append(window)
         for window in sorted(full, key=_completed):
             self._release(window)
-        self._advance(records)
-        return len(records)
+        self._advance(chunk.place(-1)[0] + 1)
+        return None
 
-    def _fill(
-        self, window: Window, records: Sequence[Record], reports: Reports, members: list[int]
-    ) -> None:
+    def _fill(self, window: Window, chunk: Chunk, reports: Reports, members: list[int]) -> None:
         """Count the reports of one batch in their order; those after the last one are late."""
         while members and (room := window.room) > 0:
             taken, members = members[:room], members[room:]
 
             def where(index: int, taken: Sequence[int] = taken) -> Place:
-                record = records[taken[index]]
-                return place(record.offset, record.timestamp)
+                return place(*chunk.place(taken[index]))
 
             refused = window.accept_all(
                 [reports.ids[i] for i in taken], [reports.ones[i] for i in taken], where
@@ -112,8 +114,8 @@ class ShufflePartition:
         for reason, count in counts.items():
             self.refused[reason] += count
 
-    def _advance(self, records: Sequence[Record]) -> None:
-        self._position = records[-1].offset + 1
+    def _advance(self, position: int) -> None:
+        self._position = position
         if self._behind(self._mark) and self._behind(self.mark()):
             self._checkpoint()
 
@@ -121,10 +123,10 @@ class ShufflePartition:
         """Whether a restart from the mark would read too much again."""
         return self._position - mark > self._max_reread
 
-    def _without_window(self, record: Record) -> Refusal:
+    def _without_window(self, chunk: Chunk, index: int) -> Refusal:
         """Late if its sequence number is known, unknown otherwise."""
-        key, value = record.key, record.value
-        if value is not None and len(value) > MAX_REPORT_BYTES:
+        value = chunk.value(index)
+        if len(value) > MAX_REPORT_BYTES:
             return Refusal.OVERSIZED
         try:
             sequence, _, digest = decode_report(value)[0].partition(".")
@@ -132,7 +134,7 @@ class ShufflePartition:
             return Refusal.MALFORMED
         if not sequence.isascii() or not sequence.isdigit() or len(sequence) > 15 or not digest:
             return Refusal.MALFORMED
-        had = self._offers.has_had(key, int(sequence))
+        had = self._offers.has_had(chunk.keys[index], int(sequence))
         return Refusal.LATE if had else Refusal.UNKNOWN_BATCH
 
     def _release(self, window: Window) -> None:
@@ -339,5 +341,6 @@ def make_runner(settings: Settings, metrics: Metrics | None = None) -> Runner:
         shuffle.instance_id,
         make,
         delete_input=not shuffle.retain_reports_for_audit,
+        value_bytes=REPORT_BYTES,
     )
     return Runner(settings.kafka, stage, metrics)

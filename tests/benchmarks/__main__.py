@@ -24,7 +24,7 @@ FIGURES = Path(__file__).parents[2] / "deploy" / "figures"
 
 
 def main() -> None:
-    """Each line as soon as it is known, then the table."""
+    """Each line as soon as it is known, then the table. Fails if an aim is missed."""
     logging.disable(logging.WARNING)  # aiokafka's, of topics that were made a moment ago
     names = sys.argv[1:] or [*MODULES, "scaling"]
     outcomes: list[Outcome] = []
@@ -40,16 +40,20 @@ def main() -> None:
         text = json.dumps({"machine": machine, "outcomes": results, "curves": curves}, indent=1)
         (FIGURES / "benchmarks.json").write_text(text + "\n")
         pictures.draw(json.loads(text), FIGURES)
+    missed = [outcome for outcome in outcomes if not outcome.reached]
+    if missed:
+        sys.exit(f"bench: {len(missed)} of {len(outcomes)} aims missed")
 
 
 def _show(outcomes: list[Outcome]) -> None:
     title = f"ratios ours / peer, medians; broker and programs share {os.cpu_count()} cores"
     table = Table(title=title, title_justify="left")
-    for heading in ("what", "against", "peer", "ours", "ratio", "at most", ""):
+    for heading in ("what", "against", "peer", "ours", "ratio", "of a round", "at most", ""):
         table.add_column(heading)
     for o in outcomes:
-        costs = (f"{o.peer_cost:.4g}", f"{o.our_cost:.4g}", f"{o.ratio:.3g}", f"{o.target:.3g}")
-        table.add_row(o.name, o.peer, *costs, o.verdict)
+        costs = (f"{o.peer_cost:.4g}", f"{o.our_cost:.4g}", f"{o.ratio:.3g}")
+        spread = " to ".join(f"{ratio:.3g}" for ratio in o.spread or ())
+        table.add_row(o.name, o.peer, *costs, spread, f"{o.target:.3g}", o.verdict)
     Console(width=160).print(table)
 
 

@@ -4,7 +4,7 @@ import gc
 import math
 import secrets
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -23,8 +23,17 @@ from stream_app.core.schedules import Plan
 from stream_app.core.terms import Terms
 from stream_app.core.window import open_window, place
 from tests.benchmarks.harness import Outcome, compare, seconds
+from tests.core.test_accounting import true_delta
 
 FILE = Path(__file__).parents[2] / "deploy" / "experiments" / "five-arms.toml"
+
+_USERS = 1_000_000
+# The chance of a one, as a numerator, and epsilon.
+_CASES = [
+    (int(ones / _USERS * accounting.ONE), epsilon)
+    for ones in (90.2, 500, 5_000)
+    for epsilon in (0.5, 0.1, 0.01)
+]
 
 
 def outcomes() -> Iterator[Outcome]:
@@ -46,10 +55,11 @@ def outcomes() -> Iterator[Outcome]:
         target=3.0,
     )
     yield compare(
-        "exact binomial delta, m = 1e6",
-        "scipy.stats.binom on the same support by the textbook formula",
-        seconds(_textbook_delta),
-        seconds(_our_delta),
+        f"exact binomial delta, m = 1e6 (below the true one {_below(_our_delta)})",
+        "scipy.stats.binom on the same support by the textbook formula "
+        f"(below the true one {_below(_textbook_delta)})",
+        seconds(lambda: _textbook_delta(*_CASES[0])),
+        seconds(lambda: _our_delta(*_CASES[0])),
         target=0.1,
     )
     for preset in ("optimal", "kl-ucb"):
@@ -164,10 +174,10 @@ def _runs(experiment: Experiment, runs: int = 100) -> None:
         job.block(1, index, size)
 
 
-def _textbook_delta() -> float:
-    users, success, growth = 1_000_000, 90.2 / 1_000_000, np.exp(0.5)
-    support = np.arange(users + 2)
-    mass = stats.binom.pmf(support, users, success)
+def _textbook_delta(numerator: int, epsilon: float) -> float:
+    success, growth = numerator / accounting.ONE, np.exp(epsilon)
+    support = np.arange(_USERS + 2)
+    mass = stats.binom.pmf(support, _USERS, success)
     shifted = np.concatenate(([0.0], mass[:-1]))
     return float(
         max(
@@ -177,6 +187,12 @@ def _textbook_delta() -> float:
     )
 
 
-def _our_delta() -> float:
+def _our_delta(numerator: int, epsilon: float) -> float:
     accounting.binomial_delta.cache_clear()
-    return accounting.binomial_delta(1_000_000, int(90.2 / 1_000_000 * accounting.ONE), 0.5)
+    return accounting.binomial_delta(_USERS, numerator, epsilon)
+
+
+def _below(delta: Callable[[int, float], float]) -> str:
+    """How often what should be an upper bound is none, by 60-digit arithmetic."""
+    below = sum(delta(*case) < true_delta(_USERS, *case) for case in _CASES)
+    return f"in {below} of {len(_CASES)} cases"

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Measure = Callable[[], float]  # one round; returns seconds, or any cost where less is better
@@ -17,6 +17,7 @@ class Outcome:
     peer_cost: float
     our_cost: float
     target: float
+    spread: tuple[float, float] | None = None  # the least and the largest ratio of a round
 
     @property
     def ratio(self) -> float:
@@ -48,6 +49,13 @@ def compare(
     """Run both sides in turn; the first round of each only warms up."""
     peer(), ours()
     costs = [(peer(), ours()) for _ in range(rounds)]
-    peer_cost = statistics.median(p for p, _ in costs)
-    our_cost = statistics.median(o for _, o in costs)
-    return Outcome(name, peer_name, peer_cost, our_cost, target)
+    return of_rounds(name, peer_name, costs, target)
+
+
+def of_rounds(
+    name: str, peer_name: str, costs: Sequence[tuple[float, float]], target: float
+) -> Outcome:
+    """Of the costs of some rounds, the peer's first."""
+    peer_cost, our_cost = (statistics.median(side) for side in zip(*costs, strict=True))
+    ratios = [ours / peer for peer, ours in costs]
+    return Outcome(name, peer_name, peer_cost, our_cost, target, (min(ratios), max(ratios)))

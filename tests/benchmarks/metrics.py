@@ -62,7 +62,7 @@ def _drain(openings: list[Record], chunks: list[list[Record]], metrics: Metrics 
     for number, chunk in enumerate(chunks):
         if number % per_batch == 0:
             state.side([next(opened)])
-        assert state.feed(chunk, refreshed=True) == len(chunk)
+        assert not state.feed(chunk, refreshed=True)
         for output in state.take():
             if stage is not None:
                 stage.wrote(output.times, output.topic, len(output.value or b""), 3_000)

@@ -26,6 +26,9 @@ def _ratios(outcomes: list[dict[str, Any]], cores: int, path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(13, 0.36 * len(outcomes) + 1.2), layout="constrained")
     colours = ["tab:green" if share <= 1 else "tab:red" for share in shares]
     axes.barh(range(len(shares)), [max(share, _LEAST) for share in shares], color=colours)
+    for row, o in enumerate(outcomes):
+        if o["spread"]:
+            axes.plot([x / o["target"] for x in o["spread"]], [row, row], "k|-", linewidth=0.7)
     labels = [f"{o['name'].partition(' (')[0]}\nagainst {o['peer'][:75]}" for o in outcomes]
     axes.set_yticks(range(len(shares)), labels, fontsize=6)
     axes.axvline(1, color="black", linewidth=1)
@@ -34,7 +37,7 @@ def _ratios(outcomes: list[dict[str, Any]], cores: int, path: Path) -> None:
     axes.margins(y=0.01)
     axes.set_xlabel(
         f"cost as a share of what was aimed at (1: just reached); all programs on {cores} cores; "
-        "the figures are ours / peer"
+        "the figures are ours / peer,\nthe lines reach from the best round to the worst"
     )
     for row, o in enumerate(outcomes):
         axes.text(_LEAST / 1.8, row, f"{o['ratio']:.2g}", va="center", fontsize=8)

@@ -25,7 +25,8 @@ from stream_app.broker import LocalBroker
 from stream_app.config import Settings, resolve
 from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
-from stream_app.reports import Rows, encode_reports
+from stream_app.records import Rows
+from stream_app.reports import encode_reports
 from tests.benchmarks.harness import Outcome, compare, seconds
 from tests.integration.service import settings_for, topics, workers
 

@@ -14,7 +14,6 @@ from typing import Any
 import uvloop
 
 from stream_app import kafka
-from stream_app.app import collect_rarely
 from stream_app.broker import LocalBroker, free_port
 from stream_app.config import Settings
 from stream_app.core.agents import Agent
@@ -24,8 +23,18 @@ from stream_app.reading import read_partition
 from stream_app.stages import elimination, shuffle
 from stream_app.stages.recovery import SAVED
 from stream_app.stages.runner import Runner
-from tests.benchmarks.harness import Outcome, compare
-from tests.benchmarks.traffic import Record, Watched, drained, opening, reports, send, waiting
+from tests.benchmarks.harness import Outcome, compare, of_rounds
+from tests.benchmarks.traffic import (
+    Record,
+    Watched,
+    collecting_rarely,
+    drained,
+    opening,
+    plain_aiokafka,
+    reports,
+    send,
+    waiting,
+)
 from tests.integration.probes import busy_s, cpu_s, rss_mb, series
 from tests.integration.service import Worker, experiment, settings_for, topics, workers
 from tests.stages.fakes import terms
@@ -209,7 +218,7 @@ def _start(bootstrap: str) -> Outcome:
     outcome = compare(
         "",
         "reading the same records bare",
-        lambda: uvloop.run(_read_bare(settings, ("sums", "assignments", "experiments"))),
+        lambda: _read_bare(settings, ("sums", "assignments", "experiments")),
         lambda: uvloop.run(_started(settings)),
         target=2.0,
         rounds=3,
@@ -221,7 +230,12 @@ def _start(bootstrap: str) -> Outcome:
     return replace(outcome, name=f"{name} (all sums read again: {without:.2g} s)")
 
 
-async def _read_bare(settings: Settings, names: Sequence[str]) -> float:
+def _read_bare(settings: Settings, names: Sequence[str]) -> float:
+    with plain_aiokafka(), collecting_rarely():
+        return uvloop.run(_counted(settings, names))
+
+
+async def _counted(settings: Settings, names: Sequence[str]) -> float:
     start, count = perf_counter(), 0
     for name in names:
         for partition in range(await kafka.partition_count(settings.kafka)):
@@ -250,13 +264,13 @@ async def _started(settings: Settings) -> float:
 
 
 async def _while_running(runners: Sequence[Runner], waiting_for: Any) -> None:
-    collect_rarely()
     halt = asyncio.Event()
-    tasks = [asyncio.ensure_future(runner.run(halt)) for runner in runners]
-    async with asyncio.timeout(600):
-        await waiting_for
-        halt.set()
-        await asyncio.gather(*tasks)
+    with collecting_rarely():
+        tasks = [asyncio.ensure_future(runner.run(halt)) for runner in runners]
+        async with asyncio.timeout(600):
+            await waiting_for
+            halt.set()
+            await asyncio.gather(*tasks)
 
 
 # -- a restart with a million reports in open windows -------------------------------------------
@@ -278,13 +292,12 @@ def _recovery(bootstrap: str, folder: Path) -> Outcome:
         worker.kill()
     costs = []
     for _ in range(3):
-        bare = uvloop.run(_read_bare(settings, ("reports",)))
+        bare = _read_bare(settings, ("reports",))
         costs.append((bare, uvloop.run(_recovered(settings))))
-    return Outcome(
+    return of_rounds(
         f"restart after kill -9 with {_OPEN} reports in open windows: seconds",
         "reading the same reports bare",
-        statistics.median(bare for bare, _ in costs),
-        statistics.median(ours for _, ours in costs),
+        costs,
         1.5,
     )
 
@@ -318,19 +331,15 @@ async def _recovered(settings: Settings) -> float:
 
 def _second_worker(bootstrap: str, folder: Path) -> Outcome:
     """In turn, as `compare` does, but each run also tells who used the cores."""
-    costs: dict[int, list[tuple[float, float, float]]] = {1: [], 2: []}
-    for _ in range(3):
-        for count, runs in costs.items():
-            runs.append(_drained_by(bootstrap, folder, count))
-    spans, cores = {}, {}
-    for count, runs in costs.items():
-        spans[count], used, rest = (statistics.median(each) for each in zip(*runs, strict=True))
-        cores[count] = f"{used:.2f} cores in workers, {rest:.2f} elsewhere"
-    return Outcome(
-        f"two workers, many experiments: seconds for the same reports ({cores[2]})",
-        f"one worker ({cores[1]}, mostly the broker)",
-        spans[1],
-        spans[2],
+    runs = [[_drained_by(bootstrap, folder, count) for count in (1, 2)] for _ in range(3)]
+    cores = []
+    for side in zip(*runs, strict=True):
+        _, used, rest = (statistics.median(each) for each in zip(*side, strict=True))
+        cores.append(f"{used:.2f} cores in workers, {rest:.2f} elsewhere")
+    return of_rounds(
+        f"two workers, many experiments: seconds for the same reports ({cores[1]})",
+        f"one worker ({cores[0]}, mostly the broker)",
+        [(one[0], two[0]) for one, two in runs],
         1 / 1.6,
     )
 

@@ -1,5 +1,6 @@
 """Reports a second of one worker against batch size, experiments, partitions and checkpoints."""
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ _ROUNDS = 3
 
 
 def curves() -> list[dict[str, Any]]:
-    """One curve for each of the four: the best of some rounds at each point."""
+    """One curve for each of the four: the median of some rounds at each point."""
     with LocalBroker(heap="1g") as broker:
         bootstrap = broker.bootstrap
         return [
@@ -40,7 +41,7 @@ def curves() -> list[dict[str, Any]]:
 def _curve(name: str, points: Sequence[int], measure: Any) -> dict[str, Any]:
     rates = []
     for point in points:
-        rates.append(max(uvloop.run(measure(point)) for _ in range(_ROUNDS)))
+        rates.append(statistics.median(uvloop.run(measure(point)) for _ in range(_ROUNDS)))
         print(f"{rates[-1]:10.0f} reports/s at {point} {name}", flush=True)
     return {"name": name, "points": list(points), "reports_per_second": rates}
 

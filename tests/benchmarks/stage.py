@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 
 import orjson
@@ -14,9 +15,10 @@ from stream_app import kafka
 from stream_app.broker import LocalBroker
 from stream_app.config import Settings
 from tests.benchmarks.harness import Outcome, compare
-from tests.benchmarks.traffic import drained, waiting
+from tests.benchmarks.traffic import collecting_rarely, drained, plain_aiokafka, waiting
 
 _REPORTS = 300_000
+_RARELY = "; Python's garbage collected as rarely as in a worker"
 # Program, what it is, reports (it should take seconds), how many times faster we should be.
 _PEERS = (
     ("faust_agent", "a faust agent, the same window, at least once", 30_000, 50),
@@ -29,13 +31,14 @@ def outcomes() -> Iterator[Outcome]:
     """All comparisons of this module."""
     with LocalBroker() as broker:
         for size in (1_000, 100_000):
-            yield compare(
-                f"shuffle stage, broker to committed sums, batches of {size}: seconds a report",
-                "getmany + orjson.loads + sum: no check, no dedupe, no transaction",
-                lambda size=size: uvloop.run(_bare(broker.bootstrap, size)),
-                lambda size=size: uvloop.run(_ours(broker.bootstrap, size)),
-                target=1 / 0.8,
-            )
+            for setting, words in ((nullcontext, ""), (collecting_rarely, _RARELY)):
+                yield compare(
+                    f"shuffle stage, broker to committed sums, batches of {size}: seconds a report",
+                    f"getmany + orjson.loads + sum: no check, no dedupe, no transaction{words}",
+                    lambda size=size, gc=setting: _bare(broker.bootstrap, size, gc()),
+                    lambda size=size: uvloop.run(_ours(broker.bootstrap, size)),
+                    target=1 / 0.8,
+                )
         for program, description, reports, times in _PEERS:
             yield compare(
                 "shuffle stage, broker to committed sums, batches of 1000: seconds a report",
@@ -52,8 +55,13 @@ async def _ours(bootstrap: str, size: int) -> float:
     return await drained(await waiting(bootstrap, count, size), sums=count) / _REPORTS
 
 
-async def _bare(bootstrap: str, size: int) -> float:
-    settings = await waiting(bootstrap, _REPORTS // size, size)
+def _bare(bootstrap: str, size: int, collecting: AbstractContextManager[None]) -> float:
+    settings = uvloop.run(waiting(bootstrap, _REPORTS // size, size))
+    with plain_aiokafka(), collecting:
+        return uvloop.run(_summed(settings))
+
+
+async def _summed(settings: Settings) -> float:
     place = TopicPartition(kafka.topic(settings.kafka, "reports"), 0)
     async with kafka.consumer(settings.kafka, committed=False) as consumer:
         consumer.assign([place])

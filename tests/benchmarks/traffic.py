@@ -4,15 +4,20 @@ import asyncio
 import gc
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from unittest.mock import patch
 
-from stream_app import kafka
+from aiokafka.consumer import fetcher
+
+from stream_app import fetched, kafka
 from stream_app.app import collect_rarely
 from stream_app.config import Settings
 from stream_app.core.terms import Terms
 from stream_app.messages import encode_report
 from stream_app.metrics.instruments import Counted, Metrics, StageMetrics, Times
-from stream_app.reports import Rows, encode_reports
+from stream_app.records import Rows
+from stream_app.reports import encode_reports
 from stream_app.stages import shuffle
 from tests.integration.service import settings_for, topics
 from tests.stages.fakes import assignment, terms
@@ -52,6 +57,29 @@ def opening(batches: Sequence[Terms]) -> Record:
     """The assignment of an experiment's open batches."""
     name = batches[0].experiment
     return name.encode(), assignment(*batches, experiment=name)
+
+
+@contextmanager
+def plain_aiokafka() -> Iterator[None]:
+    """Consumers that are made here take records apart as aiokafka does without this project."""
+    with (
+        patch.object(fetched, "install"),
+        patch.object(fetcher, "PartitionRecords", fetched._ORIGINAL),
+        patch.object(fetcher, "MemoryRecords", fetched._MEMORY_RECORDS),
+    ):
+        yield
+
+
+@contextmanager
+def collecting_rarely() -> Iterator[None]:
+    """Python looks for dead objects as rarely as in a worker."""
+    thresholds = gc.get_threshold()
+    collect_rarely()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 async def waiting(bootstrap: str, count: int, size: int, **shuffle: object) -> Settings:
@@ -107,15 +135,11 @@ class Watched(Metrics):
 
 async def drained(settings: Settings, sums: int, partitions: int = 1) -> float:
     """Seconds in which the shuffle stage, as a worker runs it, turns what waits into sums."""
-    metrics, halt, thresholds = Watched(partitions, sums), asyncio.Event(), gc.get_threshold()
-    collect_rarely()
-    running = asyncio.ensure_future(shuffle.make_runner(settings, metrics).run(halt))
-    try:
+    metrics, halt = Watched(partitions, sums), asyncio.Event()
+    with collecting_rarely():
+        running = asyncio.ensure_future(shuffle.make_runner(settings, metrics).run(halt))
         async with asyncio.timeout(300):
             await metrics.done.wait()
             halt.set()
             await running
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
     return metrics.ended - metrics.began

@@ -15,7 +15,7 @@ from stream_app.core.experiment import Experiment
 from stream_app.core.terms import Limits, batch_id
 from stream_app.errors import Unavailable
 from stream_app.messages import Assignment, decode_report
-from stream_app.reports import Rows
+from stream_app.records import Rows
 from tests.core.build import experiment
 
 NAME = "test"

@@ -14,7 +14,7 @@ from stream_app.config import KafkaSettings, Settings
 from stream_app.core.agents import Agent
 from stream_app.errors import Unavailable
 from stream_app.messages import REPORT_BYTES, decode_report
-from stream_app.reports import Rows
+from stream_app.records import Rows
 from tests.producers.build import NAME, Clock, FakeLink, assignment, banners, changed
 
 SETTINGS = Settings(kafka=KafkaSettings(connect_timeout_s=0.2))

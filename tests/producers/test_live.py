@@ -15,7 +15,7 @@ from stream_app.core.experiment import Experiment
 from stream_app.core.window import Window, open_window
 from stream_app.errors import ConfigurationError, ShufflebanditError
 from stream_app.messages import Assignment, decode_report
-from stream_app.reports import Rows
+from stream_app.records import Rows
 from tests.producers.build import FakeLink, banners
 
 SETTINGS = Settings(kafka=KafkaSettings(connect_timeout_s=1))

@@ -340,10 +340,9 @@ class Failing:
     async def recover(self, log: Any, mark: int | None) -> int:
         return mark or 0
 
-    def feed(self, records: Sequence[Any], *, refreshed: bool) -> int:
+    def feed(self, records: Sequence[Any], *, refreshed: bool) -> None:
         self.position, self.due = records[-1].offset + 1, True
         self.halt.set()
-        return len(records)
 
     def side(self, records: Sequence[Any]) -> None:
         pass

@@ -249,7 +249,7 @@ def test_unknown_batch_asks_first() -> None:
     filled(kafka, batch, 0)
     records = kafka.records("reports")
 
-    assert worker.state.feed(records, refreshed=False) == 0
+    assert len(worker.state.feed(records, refreshed=False) or ()) == len(records)
     assert refusals(worker) == {}
     worker.feed()
     outputs = worker.flush()

@@ -18,7 +18,7 @@ from stream_app.core.experiment import Experiment
 from stream_app.core.window import Window, open_window
 from stream_app.errors import Unavailable
 from stream_app.messages import Assignment, decode_report, decode_sum, encode_sum, terms_of
-from stream_app.reports import Rows
+from stream_app.records import Rows
 from tests.producers.build import split
 
 KEY = bytes(range(32))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from aiokafka.producer.message_accumulator import BatchBuilder
 
-from producers.records import BATCH_BYTES, RecordBatch, batches
-from stream_app.reports import Rows
+from stream_app.records import BATCH_BYTES, RecordBatch, Rows, batches
 
 STATE = (2**40 + 7, 3, 65_000)  # a producer's id, epoch and sequence
 NOW_MS = 1_700_000_000_123

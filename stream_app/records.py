@@ -1,0 +1,235 @@
+"""Kafka record batches of equally long values, written and read by column.
+
+aiokafka writes and reads one record at a time. What stands around the reports of a batch (Kafka's
+record format, version 2) hardly varies, so numpy sets it beside them, or sees that it is there, in
+a fraction of the time. aiokafka sends such a batch like one of its own.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from struct import Struct
+
+import numpy as np
+import numpy.typing as npt
+from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.record.util import calc_crc32c
+from numpy.lib.stride_tricks import sliding_window_view
+
+# Larger batches are faster (measured: 135 000 reports/s at 128 KB, 400 000 at 512 KB).
+BATCH_BYTES = 1 << 19
+
+# First offset, length from here on, leader's epoch, format, checksum of what follows.
+_HEAD = Struct(">qiibI")
+_LENGTH_FROM = 12
+# Attributes, last offset, first and last time, producer's id, epoch and sequence, count.
+_TAIL = Struct(">hiqqqhii")
+_FORMAT = 2
+_COMPRESSED, _LOG_TIME, _CONTROL = 0x07, 0x08, 0x20  # attributes
+_FEW = 128  # fewer records are read sooner one by one
+
+Rows = npt.NDArray[np.uint8]  # one value a row
+_Places = npt.NDArray[np.int64]
+
+
+def _varints(numbers: range, size: int) -> Rows:
+    """`_varint` of numbers that take `size` bytes."""
+    doubled = 2 * np.array(numbers)
+    places = [doubled >> 7 * place & 0x7F | 0x80 for place in range(size)]
+    places[-1] &= 0x7F
+    return np.stack(places, axis=1).astype(np.uint8)
+
+
+# Offsets in a batch, first those that take one byte, then those of two.
+_OFFSETS = (_varints(range(1 << 6), 1), _varints(range(1 << 6, 1 << 13), 2))
+_MOST = sum(map(len, _OFFSETS))
+
+
+class RecordBatch(BatchBuilder):  # type: ignore[misc]
+    """A batch that is complete when it is made, with the part of `BatchBuilder` that sends it."""
+
+    def __init__(self, records: bytes, count: int, time_ms: int) -> None:
+        self._records, self._relative_offset, self._time_ms = records, count, time_ms
+        self._producer = (-1, -1, -1)
+        self._buffer: bytes | None = None
+        self._closed = True
+
+    def _set_producer_state(self, producer_id: int, epoch: int, sequence: int) -> None:
+        self._producer = (producer_id, epoch, sequence)
+
+    def _build(self) -> bytes:
+        if self._buffer is None:
+            count, time_ms = self._relative_offset, self._time_ms
+            tail = _TAIL.pack(0, count - 1, time_ms, time_ms, *self._producer, count)
+            tail += self._records
+            length = _HEAD.size - _LENGTH_FROM + len(tail)
+            self._buffer = _HEAD.pack(0, length, -1, _FORMAT, calc_crc32c(tail)) + tail
+        return self._buffer
+
+    def size(self) -> int:
+        """In bytes."""
+        return _HEAD.size + _TAIL.size + len(self._records)
+
+
+def batches(key: bytes, parts: Iterable[Rows], time_ms: int) -> Iterator[RecordBatch]:
+    """All rows in their order, each the value of a record; a part is taken when it is needed."""
+    for rows in parts:
+        # Beside them a record has at most two numbers below 2**28 and three bytes more.
+        size = len(_between(key, rows.shape[1])) + rows.shape[1] + 11
+        most = min(_MOST, max(1, (BATCH_BYTES - _HEAD.size - _TAIL.size) // size))
+        for first in range(0, len(rows), most):
+            some = rows[first : first + most]
+            yield RecordBatch(_records(key, some), len(some), time_ms)
+
+
+def _records(key: bytes, values: Rows) -> bytes:
+    records, done = b"", 0
+    for offsets, before, between in _around(key, values.shape[1], len(values)):
+        some = values[done : done + len(offsets)]
+        left, right = (
+            np.broadcast_to(np.frombuffer(text, np.uint8), (len(some), len(text)))
+            for text in (before, between)
+        )
+        no_headers = np.zeros((len(some), 1), np.uint8)
+        records += np.concatenate((left, offsets, right, some, no_headers), axis=1).tobytes()
+        done += len(some)
+    return records
+
+
+def _around(key: bytes, length: int, count: int) -> Iterator[tuple[Rows, bytes, bytes]]:
+    """For records with short offsets, then with longer ones: these, and what is beside them.
+
+    Before an offset are the record's length, attributes and time after the batch's (both 0);
+    between it and the value are the key and the value's length.
+    """
+    between = _between(key, length)
+    for offsets in _OFFSETS:
+        some = offsets[:count]
+        if len(some):
+            inner = 2 + some.shape[1] + len(between) + length + 1
+            yield some, _varint(inner) + b"\0\0", between
+        count -= len(some)
+
+
+def _between(key: bytes, length: int) -> bytes:
+    return _varint(len(key)) + key + _varint(length)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Records that follow each other in the log, by column."""
+
+    first: int  # offset
+    keys: list[bytes]
+    times: npt.NDArray[np.int64]  # in ms
+    rows: Rows
+
+    @property
+    def offset(self) -> int:
+        """Of the last record."""
+        return self.first + len(self.rows) - 1
+
+    def since(self, offset: int) -> "Block":
+        """Without the records before an offset."""
+        cut = max(0, offset - self.first)
+        return Block(self.first + cut, self.keys[cut:], self.times[cut:], self.rows[cut:])
+
+
+class _Different(Exception):
+    """A batch does not have the form that is read by column."""
+
+
+def block(batch: memoryview, length: int) -> Block | None:
+    """The records of a batch whose checksum is right, if its values are JSON objects of one length.
+
+    Keys must be given, and no headers. Values are looked for; then all that is around them must be
+    just what makes them the values of so many records. None if a batch is in any way different, and
+    if it has few records, since then this does not pay.
+    """
+    start = _HEAD.size + _TAIL.size
+    if len(batch) <= start + length:
+        return None
+    first, _, _, version, _ = _HEAD.unpack_from(batch)
+    attributes, last, began, ended, *_, count = _TAIL.unpack_from(batch, _HEAD.size)
+    if version != _FORMAT or attributes & (_COMPRESSED | _CONTROL) or not _FEW <= count == last + 1:
+        return None
+    data = np.frombuffer(batch, np.uint8)
+    values = _found(data, _varint(length) + b"{", start, length)
+    if len(values) != count:
+        return None
+    try:
+        keys, after = _beside(data, values, start, length)
+    except _Different:
+        return None
+    times = np.full(count, ended) if attributes & _LOG_TIME else began + after
+    return Block(first, keys, times, sliding_window_view(data, length)[values])
+
+
+def _found(data: Rows, before: bytes, start: int, length: int) -> _Places:
+    """Where values could begin: `before` is their length and first character."""
+    places = start + np.flatnonzero(data[start:-length] == before[0])
+    for i, byte in enumerate(before[1:], 1):
+        places = places[data[places + i] == byte]
+    return places + len(before) - 1
+
+
+def _beside(data: Rows, values: _Places, start: int, length: int) -> tuple[list[bytes], _Places]:
+    """Keys, and times after the batch's, of records with these values and nothing else."""
+    ends = values + length + 1  # behind a value is the number of headers
+    starts = np.concatenate(([start], ends[:-1]))
+    # The least that is before a value; so the numbers read below are within the data.
+    _must(length >= 16, ends[-1] == len(data), (values - starts >= 6).all())
+    sizes, attributes = _numbers(data, starts)
+    times, places = _numbers(data, attributes + 1)
+    offsets, places = _numbers(data, places)
+    key_sizes, keys = _numbers(data, places)
+    key_ends = keys + key_sizes // 2
+    _must(
+        not (sizes & 1).any(),
+        (attributes + sizes // 2 == ends).all(),
+        not data[attributes].any(),
+        (offsets == 2 * np.arange(len(values))).all(),
+        not (key_sizes & 1).any(),  # there are no negative ones, so no missing keys
+        (key_ends + len(_varint(length)) == values).all(),
+        not data[ends - 1].any(),
+    )
+    return _cut(data, keys, key_ends), times >> 1 ^ -(times & 1)
+
+
+def _cut(data: Rows, starts: _Places, ends: _Places) -> list[bytes]:
+    """The bytes from each start to its end; most often, all are the same."""
+    length = int(ends[0] - starts[0])
+    if length and (ends - starts == length).all():
+        rows = sliding_window_view(data, length)[starts]
+        if (rows == rows[0]).all():
+            return [rows[0].tobytes()] * len(rows)
+    raw, bounds = data.tobytes(), zip(starts.tolist(), ends.tolist(), strict=True)
+    return [raw[first:last] for first, last in bounds]
+
+
+def _must(*conditions: bool | np.bool_) -> None:
+    if not all(conditions):
+        raise _Different
+
+
+def _numbers(data: Rows, places: _Places) -> tuple[_Places, _Places]:
+    """Numbers in variable length as they are there, doubled, and the places behind them."""
+    byte = data[places]
+    numbers, behind = (byte & 0x7F).astype(np.int64), places + 1
+    longer = np.flatnonzero(byte > 0x7F)
+    for shift in (7, 14, 21, 28):
+        byte = data[behind[longer]]
+        numbers[longer] |= (byte & 0x7F).astype(np.int64) << shift
+        behind[longer] += 1
+        longer = longer[byte > 0x7F]
+    _must(not len(longer))
+    return numbers, behind
+
+
+def _varint(number: int) -> bytes:
+    """A number that is not negative in Kafka's variable length: doubled, seven bits to a byte."""
+    number *= 2
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*written, number))
