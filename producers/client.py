@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
@@ -244,16 +243,18 @@ class Client:
 def _encoded(reports: Sequence[Report]) -> Iterator[Rows]:
     """Their bytes, a part at a time, and in it those to one batch together."""
     for first in range(0, len(reports), _PART):
-        batches: defaultdict[str, list[Report]] = defaultdict(list)
-        for report in reports[first : first + _PART]:
-            batches[report.shown.batch_id].append(report)
+        part = reports[first : first + _PART]
+        _, named, ids = zip(*[report.shown for report in part], strict=True)
+        ones = [report.ones or 0 for report in part]
+        batches: dict[str, list[int]] = {batch_id: [] for batch_id in named}
+        if len(batches) == 1:
+            yield encode_reports(named[0], b"".join(ids), ones)
+            continue
+        for place, batch_id in enumerate(named):
+            batches[batch_id].append(place)
         yield np.concatenate(
             [
-                encode_reports(
-                    batch_id,
-                    b"".join([report.shown.report_id for report in some]),
-                    [report.ones or 0 for report in some],
-                )
+                encode_reports(batch_id, b"".join([ids[i] for i in some]), [ones[i] for i in some])
                 for batch_id, some in batches.items()
             ]
         )

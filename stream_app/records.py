@@ -7,6 +7,7 @@ a fraction of the time. aiokafka sends such a batch like one of its own.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from struct import Struct
 
 import numpy as np
@@ -83,31 +84,29 @@ def batches(key: bytes, parts: Iterable[Rows], time_ms: int) -> Iterator[RecordB
 
 def _records(key: bytes, values: Rows) -> bytes:
     records, done = b"", 0
-    for offsets, before, between in _around(key, values.shape[1], len(values)):
-        some = values[done : done + len(offsets)]
-        left, right = (
-            np.broadcast_to(np.frombuffer(text, np.uint8), (len(some), len(text)))
-            for text in (before, between)
-        )
+    for before in _heads(key, values.shape[1]):
+        some = values[done : done + len(before)]
         no_headers = np.zeros((len(some), 1), np.uint8)
-        records += np.concatenate((left, offsets, right, some, no_headers), axis=1).tobytes()
+        records += np.concatenate((before[: len(some)], some, no_headers), axis=1).tobytes()
         done += len(some)
     return records
 
 
-def _around(key: bytes, length: int, count: int) -> Iterator[tuple[Rows, bytes, bytes]]:
-    """For records with short offsets, then with longer ones: these, and what is beside them.
-
-    Before an offset are the record's length, attributes and time after the batch's (both 0);
-    between it and the value are the key and the value's length.
+@lru_cache(maxsize=8)
+def _heads(key: bytes, length: int) -> list[Rows]:
+    """What stands before each value, first where offsets are short, then where they are longer:
+    the record's length, attributes and time after the batch's (both 0), offset, key and length.
     """
+    heads = []
     between = _between(key, length)
     for offsets in _OFFSETS:
-        some = offsets[:count]
-        if len(some):
-            inner = 2 + some.shape[1] + len(between) + length + 1
-            yield some, _varint(inner) + b"\0\0", between
-        count -= len(some)
+        inner = 2 + offsets.shape[1] + len(between) + length + 1
+        left, right = (
+            np.broadcast_to(np.frombuffer(text, np.uint8), (len(offsets), len(text)))
+            for text in (_varint(inner) + b"\0\0", between)
+        )
+        heads.append(np.concatenate((left, offsets, right), axis=1))
+    return heads
 
 
 def _between(key: bytes, length: int) -> bytes:

@@ -151,7 +151,9 @@ class TableSampler(Sampler):
         if self._steps is None:
             low = self.draw()
             return bisect_right(self._table, low | self.draw() << 64)
-        if not self._draws:
+        draws = self._draws
+        if not draws:
             self._refill()
-        self._draws.pop()
-        return self._shares[len(self._draws)]
+            draws = self._draws
+        draws.pop()
+        return self._shares[len(draws)]

@@ -9,6 +9,8 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from stream_app.config import Settings
 from stream_app.core.terms import Limits
 from stream_app.core.window import Delta, Place, Refusal, Window, open_window, place
@@ -102,7 +104,9 @@ class ShufflePartition:
                 return place(*chunk.place(taken[index]))
 
             refused = window.accept_all(
-                [reports.ids[i] for i in taken], [reports.ones[i] for i in taken], where
+                list(map(reports.ids.__getitem__, taken)),
+                list(map(reports.ones.__getitem__, taken)),
+                where,
             )
             self.accepted += len(taken)
             if refused:
@@ -310,12 +314,21 @@ def _in_order(pieces: Mapping[bytes, bytes]) -> list[Delta]:
 def _groups(
     batches: Sequence[bytes | None], keys: Sequence[bytes | None]
 ) -> dict[tuple[bytes | None, bytes | None], list[int]]:
-    """The places of reports by batch and key; where all are alike, without looking at each."""
-    if len(set(batches)) == len(set(keys)) == 1:
-        return {(batches[0], keys[0]): list(range(len(batches)))}
+    """The places of reports by batch and key. As a rule, all reports to a batch have one key."""
+    labels = {batch: label for label, batch in enumerate(dict.fromkeys(batches))}
+    each = np.fromiter(map(labels.__getitem__, batches), np.uint32, len(batches))
+    order = np.argsort(each, kind="stable").tolist()
     groups: defaultdict[tuple[bytes | None, bytes | None], list[int]] = defaultdict(list)
-    for index, which in enumerate(zip(batches, keys, strict=True)):
-        groups[which].append(index)
+    last = 0
+    for batch, count in zip(labels, np.bincount(each).tolist(), strict=True):
+        members = order[last : last + count]
+        last += count
+        found = set(map(keys.__getitem__, members))
+        if len(found) == 1:
+            groups[batch, found.pop()] = members
+        else:
+            for i in members:
+                groups[batch, keys[i]].append(i)
     return groups
 
 
