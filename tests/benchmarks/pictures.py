@@ -29,7 +29,7 @@ def _ratios(outcomes: list[dict[str, Any]], cores: int, path: Path) -> None:
     for row, o in enumerate(outcomes):
         if o["spread"]:
             axes.plot([x / o["target"] for x in o["spread"]], [row, row], "k|-", linewidth=0.7)
-    labels = [f"{o['name'].partition(' (')[0]}\nagainst {o['peer'][:75]}" for o in outcomes]
+    labels = [f"{o['name'].partition(' (')[0]}\nagainst {o['peer'][:115]}" for o in outcomes]
     axes.set_yticks(range(len(shares)), labels, fontsize=6)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xscale("log")
