@@ -139,11 +139,10 @@ class Desk:
         """Forget reports that were acknowledged or given up."""
         if not reports:
             return
-        waiting, by_user = self.waiting, self._by_user
         for report in reports:
-            del waiting[report.shown.report_id]
+            del self.waiting[report.shown.report_id]
             if report.user:
-                del by_user[report.user]
+                del self._by_user[report.user]
         self._store.ended(reports)
 
     def restore(self) -> list[str]:

@@ -7,8 +7,8 @@ piece) reads as records without key and value. Every reader refuses and counts t
 nonsense, at the same offsets: the auditor sees what the stage saw. A batch that was damaged on the
 way is not meant: its checksum is looked at before.
 
-**A consumer with the deserializer `ByColumn` gets blocks** (see `records`) where a batch is as our
-own senders write it, and records with offset, timestamp, key and value where it is not.
+**A consumer with the deserializer `ByColumn` gets blocks** of the batches that can be read so (see
+`records.block`), and of all others records with offset, timestamp, key and value.
 
 aiokafka has no hook for either, so `install` replaces the classes that it takes records apart with.
 """
@@ -33,10 +33,6 @@ class ByColumn:
     """Given as a consumer's `value_deserializer`: values of this length are read by column."""
 
     length: int
-
-    def __call__(self, value: bytes) -> bytes:
-        """What aiokafka would call; it is not."""
-        return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,6 +216,8 @@ def _numbers(data: Rows, places: _Places) -> tuple[_Places, _Places]:
     numbers, behind = (byte & 0x7F).astype(np.int64), places + 1
     longer = np.flatnonzero(byte > 0x7F)
     for shift in (7, 14, 21, 28):
+        if not len(longer):
+            break
         byte = data[behind[longer]]
         numbers[longer] |= (byte & 0x7F).astype(np.int64) << shift
         behind[longer] += 1

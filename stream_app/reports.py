@@ -57,7 +57,7 @@ class Chunk:
 
     def __init__(
         self,
-        keys: list[bytes | None],
+        keys: Sequence[bytes | None],
         offsets: npt.NDArray[np.int64],
         times: npt.NDArray[np.int64],
         rows: Rows,
@@ -138,7 +138,7 @@ def _set(reports: Reports, row: int, batch: bytes | None, report_id: bytes, ones
 
 def _of_block(block: Block) -> Chunk:
     offsets = np.arange(block.first, block.offset + 1)
-    return Chunk([*block.keys], offsets, block.times, block.rows, {})
+    return Chunk(block.keys, offsets, block.times, block.rows, {})
 
 
 def _of_records(records: Sequence[Any]) -> Chunk:

@@ -151,9 +151,7 @@ class TableSampler(Sampler):
         if self._steps is None:
             low = self.draw()
             return bisect_right(self._table, low | self.draw() << 64)
-        draws = self._draws
-        if not draws:
+        if not self._draws:
             self._refill()
-            draws = self._draws
-        draws.pop()
-        return self._shares[len(draws)]
+        self._draws.pop()
+        return self._shares[len(self._draws)]
