@@ -4,6 +4,8 @@
 Reports have one length, and their parts stand at places that depend only on the number of digits
 before the batch id's dot; so numpy puts them together, and takes them apart, by column. Whatever
 looks different is given to `decode_report`, which alone decides what is malformed.
+
+`Chunk.by_batch` sorts them, since a stage counts the reports to one batch together.
 """
 
 import binascii
@@ -25,16 +27,48 @@ _MOST_DIGITS = 15  # of its sequence number, before the dot
 _MOST_ONES = 10  # digits
 _ZERO, _DOT, _BRACE, _SPACE = b"0.} "
 _BLANK = b" " * REPORT_BYTES
+_MOST = 2**63 - 1  # JSON may say up to 2**64; no batch allows anything near to either
 
 _Right = npt.NDArray[np.bool_]
+_Ids = npt.NDArray[np.void]  # 16 bytes each
+_Numbers = npt.NDArray[np.int64]
 
 
 class Reports(NamedTuple):
     """A chunk by columns. A malformed report has no batch; a batch id may still be nonsense."""
 
     batches: list[bytes | None]
+    ids: _Ids
+    ones: _Numbers
+
+
+class Group(NamedTuple):
+    """Which of the sorted reports are to one batch."""
+
+    batch: bytes | None
+    first: int
+    last: int  # behind them
+
+
+class Sorted(NamedTuple):
+    """A chunk's reports by column: those to one batch together, in the order of the log."""
+
+    groups: list[Group]
     ids: list[bytes]
     ones: list[int]
+    keys: list[bytes | None]
+    places: list[int]  # in the chunk
+
+    def only(self, group: Group, key: bytes) -> "Sorted":
+        """The reports of one group that have this key."""
+        some = [i for i in range(group.first, group.last) if self.keys[i] == key]
+        return Sorted(
+            [Group(group.batch, 0, len(some))],
+            [self.ids[i] for i in some],
+            [self.ones[i] for i in some],
+            [self.keys[i] for i in some],
+            [self.places[i] for i in some],
+        )
 
 
 def encode_reports(batch_id: str, ids: bytes, ones: Sequence[int]) -> Rows:
@@ -120,20 +154,44 @@ class Chunk:
         if len(layouts) == 1:
             reports, right = _columns(data, layouts[0])
         else:
-            size = len(data)
-            reports, right = Reports([None] * size, [b""] * size, [0] * size), dots[:, 0]
-            for end in layouts:
-                rows = np.flatnonzero(ends == end)
-                part, right[rows] = _columns(data[rows], end)
-                for row, batch, report_id, ones in zip(rows.tolist(), *part, strict=True):
-                    _set(reports, row, batch, report_id, ones)
+            reports, right = _mixed(data, ends, layouts)
         for row in np.flatnonzero(~right).tolist():
-            _set(reports, row, *_decode(self.value(row)))
+            reports.batches[row], report_id, reports.ones[row] = _decode(self.value(row))
+            reports.ids[row] = np.void(report_id)
         return reports
 
+    def by_batch(self) -> Sorted:
+        """What each value says, sorted by batch."""
+        batches, ids, ones = self.decoded()
+        labels = {batch: label for label, batch in enumerate(dict.fromkeys(batches))}
+        if len(labels) <= 1:
+            groups = [Group(batch, 0, len(batches)) for batch in labels]
+            places = list(range(len(batches)))
+            return Sorted(groups, ids.tolist(), ones.tolist(), list(self.keys), places)
+        # As small as they can be: numpy sorts numbers of two bytes without comparing them.
+        kind = np.min_scalar_type(len(labels))
+        each = np.fromiter(map(labels.__getitem__, batches), kind, len(batches))
+        order = np.argsort(each, kind="stable")
+        bounds = np.cumsum(np.bincount(each)).tolist()
+        groups = list(map(Group, labels, [0, *bounds], bounds))
+        places = order.tolist()
+        keys = list(map(self.keys.__getitem__, places))
+        return Sorted(groups, ids[order].tolist(), ones[order].tolist(), keys, places)
 
-def _set(reports: Reports, row: int, batch: bytes | None, report_id: bytes, ones: int) -> None:
-    reports.batches[row], reports.ids[row], reports.ones[row] = batch, report_id, ones
+
+def _mixed(data: Rows, ends: npt.NDArray[np.intp], layouts: list[int]) -> tuple[Reports, _Right]:
+    """Reports whose batch ids end at different places."""
+    size = len(data)
+    batches: list[bytes | None] = [None] * size
+    ids, ones = np.zeros(size, "V16"), np.zeros(size, np.int64)
+    right = np.zeros(size, np.bool_)
+    for end in layouts:
+        rows = np.flatnonzero(ends == end)
+        part, right[rows] = _columns(data[rows], end)
+        ids[rows], ones[rows] = part.ids, part.ones
+        for row, batch in zip(rows.tolist(), part.batches, strict=True):
+            batches[row] = batch
+    return Reports(batches, ids, ones), right
 
 
 def _of_block(block: Block) -> Chunk:
@@ -173,14 +231,14 @@ def _columns(data: Rows, end: int) -> tuple[Reports, _Right]:
         right &= valid
         ids = binascii.unhexlify(np.where(valid.reshape(-1, 1), digits, _ZERO).tobytes())
     batches = data[:, len(_HEAD) : end].view(f"V{end - len(_HEAD)}")[:, 0]
-    return Reports(batches.tolist(), np.frombuffer(ids, "V16").tolist(), ones), right
+    return Reports(batches.tolist(), np.frombuffer(bytearray(ids), "V16"), ones), right
 
 
 def _text(columns: Rows) -> npt.NDArray[np.bytes_]:
     return columns.view(f"S{columns.shape[1]}")[:, 0]
 
 
-def _numbers(text: Rows) -> tuple[list[int], _Right]:
+def _numbers(text: Rows) -> tuple[_Numbers, _Right]:
     """The number at the start of each row, and where just a brace and blanks follow it."""
     lengths = (text[:, : _MOST_ONES + 1] == _BRACE).argmax(axis=1)
     blanks = (text == _SPACE).sum(axis=1)
@@ -191,7 +249,7 @@ def _numbers(text: Rows) -> tuple[list[int], _Right]:
         digit, inside = text[:, place] - _ZERO, place < lengths
         right &= ~inside | (digit < 10)
         numbers = np.where(inside, 10 * numbers + digit, numbers)
-    return numbers.tolist(), right
+    return numbers, right
 
 
 def _decode(value: bytes) -> tuple[bytes | None, bytes, int]:
@@ -199,7 +257,7 @@ def _decode(value: bytes) -> tuple[bytes | None, bytes, int]:
     try:
         if len(value) <= MAX_REPORT_BYTES:
             batch_id, report_id, ones = decode_report(value)
-            return batch_id.encode(), report_id, ones
+            return batch_id.encode(), report_id, min(ones, _MOST)
     except (ValueError, KeyError, TypeError):
         pass
-    return None, b"", 0
+    return None, bytes(16), 0

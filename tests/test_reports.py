@@ -31,10 +31,13 @@ def chunk(values: list[bytes | None]) -> Chunk:
 
 def together(values: list[bytes | None]) -> list[tuple[str, bytes, int] | None]:
     known = {batch_id.encode(): batch_id for batch_id in KNOWN}
-    return [
-        (known[batch], report_id, ones) if batch in known else None
-        for batch, report_id, ones in zip(*chunk(values).decoded(), strict=True)
-    ]
+    found: list[tuple[str, bytes, int] | None] = [None] * len(values)
+    reports = chunk(values).by_batch()
+    for batch, first, last in reports.groups:
+        for i in range(first, last):
+            if batch in known:
+                found[reports.places[i]] = (known[batch], reports.ids[i], reports.ones[i])
+    return found
 
 
 GOOD = st.builds(
@@ -117,16 +120,47 @@ def test_a_large_mixed_chunk_keeps_its_order() -> None:
 
 
 def test_nothing_is_also_a_chunk() -> None:
-    assert ([], [], []) == chunk([]).decoded()
+    assert ([], [], [], [], []) == chunk([]).by_batch()
 
 
 def test_columns_hold_plain_values() -> None:
     """No numpy scalar may reach a window: sums must be whole numbers of any size."""
-    batches, ids, ones = chunk([encode_report(KNOWN[0], bytes(16), 5)] * 9).decoded()
+    values: list[bytes | None] = [encode_report(batch, bytes(16), 5) for batch in KNOWN * 2]
+    for sent in (values[:1] * 9, values):
+        groups, ids, ones, _, places = chunk(sent).by_batch()
 
-    assert {type(entry) for entry in (*batches, *ids)} == {bytes}
-    assert {type(entry) for entry in ones} == {int}
-    assert not any(isinstance(entry, np.generic) for entry in ones)
+        assert {type(entry) for entry in (*(group.batch for group in groups), *ids)} == {bytes}
+        bounds = [number for group in groups for number in group[1:]]
+        assert {type(entry) for entry in (*ones, *places, *bounds)} == {int}
+
+
+@given(st.lists(st.tuples(st.sampled_from([*KNOWN, None]), st.sampled_from([b"a", b"b", None]))))
+def test_those_to_one_batch_stand_together(sent: list[tuple[str | None, bytes | None]]) -> None:
+    """Each report is in the group of its batch, with its key and place, in the order of the log."""
+    values = [
+        batch and encode_report(batch, bytes([i] * 16), i) for i, (batch, _) in enumerate(sent)
+    ]
+    records = [Record(i, sent[i][1], value, 7) for i, value in enumerate(values)]
+
+    reports = Chunk.of(records).by_batch()
+
+    names = [group.batch for group in reports.groups]
+    assert names == list(dict.fromkeys(batch and batch.encode() for batch, _ in sent))
+    ends = [group.last for group in reports.groups]
+    assert [0, *ends] == [*(group.first for group in reports.groups), len(sent)]
+    for batch, first, last in reports.groups:
+        name = batch and batch.decode()
+        places = [i for i, (other, _) in enumerate(sent) if other == name]
+        assert places == reports.places[first:last]
+        assert [sent[i][1] for i in places] == reports.keys[first:last]
+        if batch:
+            assert [bytes([i] * 16) for i in places] == reports.ids[first:last]
+            assert places == reports.ones[first:last]
+        group = next(group for group in reports.groups if group.batch == batch)
+        own = reports.only(group, b"a")
+        assert [i for i in places if sent[i][1] == b"a"] == own.places
+        assert {b"a"} >= set(own.keys)
+        assert [(batch, 0, len(own.ids))] == own.groups
 
 
 def test_blocks_among_records() -> None:
@@ -143,8 +177,7 @@ def test_blocks_among_records() -> None:
 
     for first, last in ((0, 106), (0, 1), (49, 53), (51, 106), (60, 60)):
         one, other = expected.part(first, last), found.part(first, last)
-        assert one.decoded() == other.decoded()
-        assert one.keys == other.keys
+        assert one.by_batch() == other.by_batch()
         places = range(last - first)
         assert [values[first + i] or b"" for i in places] == [other.value(i) for i in places]
         assert [(100 + first + i, 7) for i in places] == [other.place(i) for i in places]

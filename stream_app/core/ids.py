@@ -33,11 +33,15 @@ class Ids:
 
     def add_all(self, ids: Sequence[bytes]) -> list[int]:
         """Add ids; the places of those that were there already, or earlier in the list."""
-        new, recent = set(ids), self._recent
+        recent = self._recent
         known = self._settled(ids) if self._high is not _NONE else ()
         again: list[int] = []
-        if not known and len(new) == len(ids) and recent.isdisjoint(new):
-            recent |= new
+        if not known and recent.isdisjoint(ids):
+            before = len(recent)
+            recent.update(ids)
+            if len(recent) - before < len(ids):
+                first = {one: place for place, one in reversed([*enumerate(ids)])}
+                again = [place for place, one in enumerate(ids) if first[one] != place]
         else:
             for place, one in enumerate(ids):
                 if place in known or one in recent:

@@ -10,11 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
 from stream_app.core.ids import Ids
 from stream_app.core.terms import MAX_INTEGER, Terms
 
 MAX_DELTA_IDS = 32_768  # 512 KB
+_T = TypeVar("_T")
 
 
 class Refusal(StrEnum):
@@ -88,44 +90,49 @@ class Window:
     def accept(self, report_id: bytes, ones: int, offset: int, time_ms: int) -> Refusal | None:
         """Count a report, or say why not. The caller asks `full` next."""
         where = place(offset, time_ms)
-        return next(iter(self.accept_all([report_id], [ones], lambda _: where)), None)
+        return next(iter(self.accept_all([report_id], [ones], [0], lambda _: where)), None)
 
     def accept_all(
-        self, ids: Sequence[bytes], ones: Sequence[int], where: Callable[[int], Place]
+        self,
+        ids: Sequence[bytes],
+        ones: Sequence[int],
+        indices: Sequence[int],
+        where: Callable[[int], Place],
     ) -> Mapping[Refusal, int]:
         """Count reports in the order of the log, at most as many as there is room for.
 
-        `where` tells the place of each. Returns how many were refused, by reason.
+        `where` tells the place of each by its index. Returns how many were refused, by reason.
         """
         refused: dict[int, Refusal] = {}
-        left: Sequence[int] = range(len(ids))
         if (
             min(ones) < 0
             or max(ones) > self.bits
-            or (self.reached and where(0).offset < self.reached)
+            or (self.reached and where(indices[0]).offset < self.reached)
         ):
-            refused = self._misfits(ones, where)
-            left = [i for i in left if i not in refused]
-            ids, ones = [ids[i] for i in left], [ones[i] for i in left]
+            refused = self._misfits(ones, indices, where)
+            left = [i for i, index in enumerate(indices) if index not in refused]
+            ids, ones, indices = _some(ids, left), _some(ones, left), _some(indices, left)
         if known := self.ids.add_all(ids):
-            refused |= {left[i]: Refusal.DUPLICATE for i in known}
-            new = sorted(set(range(len(ids))).difference(known))
-            left, ids, ones = [left[i] for i in new], [ids[i] for i in new], [ones[i] for i in new]
+            refused |= {indices[i]: Refusal.DUPLICATE for i in known}
+            left = sorted(set(range(len(ids))).difference(known))
+            ids, ones, indices = _some(ids, left), _some(ones, left), _some(indices, left)
         if ids:
             self.room -= len(ids)
             self.fresh += b"".join(ids)
             self.fresh_total += sum(ones)
             if self.fresh_first is None:
-                self.fresh_first = where(left[0])
+                self.fresh_first = where(indices[0])
                 self.first = self.first or self.fresh_first
             if not self.room:
-                self.last = where(left[-1])
+                self.last = where(indices[-1])
         return Counter(refused.values()) if refused else {}
 
-    def _misfits(self, ones: Sequence[int], where: Callable[[int], Place]) -> dict[int, Refusal]:
+    def _misfits(
+        self, ones: Sequence[int], indices: Sequence[int], where: Callable[[int], Place]
+    ) -> dict[int, Refusal]:
         """The reports that no window counts, or that this one has seen."""
-        seen = [i for i in range(len(ones)) if where(i).offset < self.reached]
-        wrong = [i for i, count in enumerate(ones) if not 0 <= count <= self.bits]
+        seen = [i for i in indices if where(i).offset < self.reached]
+        wrong = [i for i, count in zip(indices, ones, strict=True) if not 0 <= count <= self.bits]
         return dict.fromkeys(seen, Refusal.REREAD) | dict.fromkeys(wrong, Refusal.OUT_OF_RANGE)
 
     @property
@@ -175,6 +182,10 @@ class Window:
         self.total += delta.total
         self.first = self.first or delta.first
         self.reached, self.deltas = delta.reached, delta.number + 1
+
+
+def _some(column: Sequence[_T], places: Sequence[int]) -> list[_T]:
+    return [column[i] for i in places]
 
 
 def place(offset: int, time_ms: int) -> Place:

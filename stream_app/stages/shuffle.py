@@ -6,10 +6,8 @@ a sum that is in the log, even in an aborted transaction, is released again byte
 """
 
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-
-import numpy as np
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from stream_app.config import Settings
 from stream_app.core.terms import Limits
@@ -25,7 +23,7 @@ from stream_app.messages import (
     encode_sum,
 )
 from stream_app.metrics.instruments import ACCEPTED, REFUSED, Metrics, Released
-from stream_app.reports import Chunk, Reports
+from stream_app.reports import Chunk, Group, Sorted
 from stream_app.stages import recovery
 from stream_app.stages.offers import Offers
 from stream_app.stages.partition import Log, Output, Record, Stage
@@ -64,59 +62,71 @@ class ShufflePartition:
         The hot path: reports are taken apart together, and those of one batch are counted together.
         """
         chunk = Chunk.of(records)
-        reports = chunk.decoded()
-        groups = _groups(reports.batches, chunk.keys)
-        strange = {
-            which: self._without_window(chunk, members[0])
-            for which, members in groups.items()
-            if which[0] is not None and which[0] not in self._windows
-        }
-        unknown = [groups[w][0] for w, why in strange.items() if why is Refusal.UNKNOWN_BATCH]
+        reports = chunk.by_batch()
+        windows = self._windows
+        strange = [
+            found
+            for group in reports.groups
+            if group.batch is not None and group.batch not in windows
+            for found in self._strange(chunk, reports, group)
+        ]
+        unknown = [first for first, why, _ in strange if why is Refusal.UNKNOWN_BATCH]
         if unknown and not refreshed:
             known = min(unknown)
             if known:
                 self.feed(chunk.part(0, known), refreshed=True)
             return chunk.part(known, len(chunk))
+        for _, why, count in strange:
+            self.refused[why] += count
+
+        def where(index: int) -> Place:
+            return place(*chunk.place(index))
+
         full: list[Window] = []
-        for (batch, key), members in groups.items():
-            window = self._windows.get(batch)
-            if batch is None:
-                self._refuse(Counter(self._without_window(chunk, i) for i in members))
-            elif window is None:
-                self._refuse({strange[batch, key]: len(members)})
-            elif window.key != key:
-                self.refused[Refusal.WRONG_KEY] += len(members)
-            else:
-                self._fill(window, chunk, reports, members)
+        for group in reports.groups:
+            window = windows.get(group.batch)
+            if window is not None:
+                self._fill(window, reports, group, where)
                 if window.full:
                     full.append(window)
+            elif group.batch is None:
+                for index in reports.places[group.first : group.last]:
+                    self.refused[self._without_window(chunk, index)] += 1
         for window in sorted(full, key=_completed):
             self._release(window)
         self._advance(chunk.place(-1)[0] + 1)
         return None
 
-    def _fill(self, window: Window, chunk: Chunk, reports: Reports, members: list[int]) -> None:
+    def _fill(
+        self, window: Window, reports: Sorted, group: Group, where: Callable[[int], Place]
+    ) -> None:
         """Count the reports of one batch in their order; those after the last one are late."""
-        while members and (room := window.room) > 0:
-            taken, members = members[:room], members[room:]
-
-            def where(index: int, taken: Sequence[int] = taken) -> Place:
-                return place(*chunk.place(taken[index]))
-
+        _, first, last = group
+        if reports.keys[first:last].count(window.key) < last - first:
+            reports = reports.only(group, window.key)
+            self.refused[Refusal.WRONG_KEY] += last - first - len(reports.ids)
+            first, last = 0, len(reports.ids)
+        while first < last and (room := window.room) > 0:
+            stop = min(last, first + room)
             refused = window.accept_all(
-                list(map(reports.ids.__getitem__, taken)),
-                list(map(reports.ones.__getitem__, taken)),
-                where,
+                reports.ids[first:stop], reports.ones[first:stop], reports.places[first:stop], where
             )
-            self.accepted += len(taken)
-            if refused:
-                self.accepted -= sum(refused.values())
-                self._refuse(refused)
-        self.refused[Refusal.LATE] += len(members)
+            self.accepted += stop - first
+            for why, count in refused.items():
+                self.accepted -= count
+                self.refused[why] += count
+            first = stop
+        self.refused[Refusal.LATE] += last - first
 
-    def _refuse(self, counts: Mapping[Refusal, int]) -> None:
-        for reason, count in counts.items():
-            self.refused[reason] += count
+    def _strange(
+        self, chunk: Chunk, reports: Sorted, group: Group
+    ) -> Iterator[tuple[int, Refusal, int]]:
+        """Reports to a batch that has no window, by key: the first one's place, why, how many."""
+        by_key: defaultdict[bytes | None, list[int]] = defaultdict(list)
+        for index in range(group.first, group.last):
+            by_key[reports.keys[index]].append(reports.places[index])
+        for places in by_key.values():
+            yield places[0], self._without_window(chunk, places[0]), len(places)
 
     def _advance(self, position: int) -> None:
         self._position = position
@@ -309,27 +319,6 @@ def _in_order(pieces: Mapping[bytes, bytes]) -> list[Delta]:
         if delta.number != number:
             raise InvalidInput(f"number {number} is missing")
     return deltas
-
-
-def _groups(
-    batches: Sequence[bytes | None], keys: Sequence[bytes | None]
-) -> dict[tuple[bytes | None, bytes | None], list[int]]:
-    """The places of reports by batch and key. As a rule, all reports to a batch have one key."""
-    labels = {batch: label for label, batch in enumerate(dict.fromkeys(batches))}
-    each = np.fromiter(map(labels.__getitem__, batches), np.uint32, len(batches))
-    order = np.argsort(each, kind="stable").tolist()
-    groups: defaultdict[tuple[bytes | None, bytes | None], list[int]] = defaultdict(list)
-    last = 0
-    for batch, count in zip(labels, np.bincount(each).tolist(), strict=True):
-        members = order[last : last + count]
-        last += count
-        found = set(map(keys.__getitem__, members))
-        if len(found) == 1:
-            groups[batch, found.pop()] = members
-        else:
-            for i in members:
-                groups[batch, keys[i]].append(i)
-    return groups
 
 
 def _completed(window: Window) -> int:

@@ -91,7 +91,7 @@ def _window_bytes(reports: int) -> int:
     tracemalloc.start()
     for _ in range(0, reports, 1_000):
         ids = [secrets.token_bytes(16) for _ in range(1_000)]
-        assert not window.accept_all(ids, [0] * 1_000, lambda _: place(0, 0))
+        assert not window.accept_all(ids, [0] * 1_000, range(1_000), lambda _: place(0, 0))
         del ids
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()

@@ -198,7 +198,7 @@ def test_memory() -> None:
     before = tracemalloc.get_traced_memory()[0]
     for _ in range(0, count, 1_000):
         ids = [os.urandom(16) for _ in range(1_000)]
-        assert window.accept_all(ids, [1] * 1_000, lambda _: Place(9, 0)) == {}
+        assert window.accept_all(ids, [1] * 1_000, range(1_000), lambda _: Place(9, 0)) == {}
         del ids
     used = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
@@ -223,15 +223,15 @@ def test_together_as_one_by_one(
             assert single.checkpoint(offset) == many.checkpoint(offset)
             offset = max(0, offset - back)
         reports = chunk[: many.room]
-        start = offset
         refused = many.accept_all(
             [identity(n) for n, _ in reports],
             [ones for _, ones in reports],
-            lambda index, start=start: Place(start + index, 1_000),  # type: ignore[misc]
+            range(offset, offset + len(reports)),
+            lambda index: Place(index, 1_000),
         )
         results = [
-            single.accept(identity(n), ones, start + index, 1_000)
-            for index, (n, ones) in enumerate(reports)
+            single.accept(identity(n), ones, index, 1_000)
+            for index, (n, ones) in enumerate(reports, offset)
         ]
         assert refused == Counter(result for result in results if result)
         assert single == many
