@@ -10,7 +10,8 @@ workers. Whatever goes wrong with Kafka comes out of `run`: the session is then 
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from stream_app.fetched import ByColumn
 from stream_app.kafka import client_options, make_consumer, stop, topic
 from stream_app.metrics.instruments import StageMetrics
 from stream_app.reading import read_to_end
+from stream_app.records import BATCH_BYTES
 from stream_app.stages.deletion import Deletion
 from stream_app.stages.outage import Outage
 from stream_app.stages.partition import Log, Output, Partition, Readers, Record, Stage
@@ -153,13 +155,13 @@ class Session:
             chunks = await self._input.getmany(timeout_ms=100)
             await self._outage.notice(quiet=not chunks, probe=self._probe if self._slots else None)
             async with self._lock:
-                fed = []
-                for place, records in chunks.items():
-                    slot = self._slots.get(place.partition)
-                    if slot is not None and slot is before.get(place.partition):
-                        await self._feed(slot, records)
-                        fed.append(slot)
-                await self._flush(fed)
+                async with self._writing() as begin:
+                    for place, records in chunks.items():
+                        slot = self._slots.get(place.partition)
+                        if slot is not None and slot is before.get(place.partition):
+                            await self._feed(slot, records)
+                            begin(slot)
+                            await asyncio.sleep(0)  # what was begun, and fetching, go on meanwhile
                 await self._commit_marks_if_due()
 
     async def _probe(self) -> None:
@@ -181,14 +183,12 @@ class Session:
                 await asyncio.sleep(0.05)
                 continue
             chunks = await self._side.getmany(timeout_ms=100)
-            async with self._lock:
-                told = []
+            async with self._lock, self._writing() as begin:
                 for place, records in chunks.items():
                     slot = self._slots.get(place.partition)
                     if slot is not None:
                         self._take_side(slot, records)
-                        told.append(slot)
-                await self._flush(told)
+                        begin(slot)
 
     def _follow(self) -> None:
         self._tailed = frozenset(self._slots)
@@ -225,6 +225,7 @@ class Session:
             transaction_timeout_ms=10_000,
             retry_backoff_ms=10,
             max_request_size=4 << 20,
+            max_batch_size=BATCH_BYTES,  # the sums of a chunk in one request
         )
         place = TopicPartition(self._topic, number)
         history = Log(self.settings, number, self._readers)
@@ -233,7 +234,7 @@ class Session:
             async with asyncio.timeout(_OPEN_TIMEOUT_S):
                 await producer.start()
                 mark = await self._input.committed(place)
-                begin = await slot.state.recover(history, mark)
+                needed = await slot.state.recover(history, mark)
                 slot.side_position = history.ends.get(self.stage.side, 0)
                 first = (await self._input.beginning_offsets([place]))[place]
         except BaseException:
@@ -241,22 +242,30 @@ class Session:
             raise
         self._assigned.discard(number)
         self._slots[number] = slot
-        position = max(begin, first)
+        position = max(needed, first)
         self.metrics.opened(number, slot.state)
         self._allow_deletion(number, mark)
-        await self._flush([slot])
+        async with self._writing() as begin:
+            begin(slot)
         self._input.seek(place, position)
         self._input.resume(place)
         log.info("%s: partition %d opened at offset %d", self.stage.name, number, position)
 
-    async def _flush(self, slots: Iterable[_Slot]) -> None:
-        """Write the outputs of partitions at the same time; all have ended when this returns."""
-        outputs = [(slot, slot.state.take()) for slot in slots]
-        writing = [asyncio.ensure_future(self._write(*each)) for each in outputs if each[1]]
+    @asynccontextmanager
+    async def _writing(self) -> AsyncIterator[Callable[[_Slot], None]]:
+        """Begin to write the outputs of partitions, each once; all have ended when this is left."""
+        begun: list[asyncio.Future[None]] = []
+
+        def begin(slot: _Slot) -> None:
+            outputs = slot.state.take()
+            if outputs:
+                begun.append(asyncio.ensure_future(self._write(slot, outputs)))
+
         try:
-            await asyncio.gather(*writing)
+            yield begin
+            await asyncio.gather(*begun)
         finally:
-            await _cancel(writing)
+            await _cancel(begun)
 
     async def _write(self, slot: _Slot, outputs: Sequence[Output]) -> None:
         """Write outputs in one transaction; every send is awaited before the commit."""
@@ -290,9 +299,10 @@ class Session:
     async def _commit_marks_if_due(self) -> None:
         if time.monotonic() >= self._next_commit:
             self._next_commit = time.monotonic() + _COMMIT_EVERY_S
-            for slot in self._slots.values():
-                slot.state.tick(time.time_ns() // 1_000_000)
-            await self._flush(self._slots.values())
+            async with self._writing() as begin:
+                for slot in self._slots.values():
+                    slot.state.tick(time.time_ns() // 1_000_000)
+                    begin(slot)
             await self._commit_marks()
             await self._measure_lag()
 

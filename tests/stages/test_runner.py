@@ -253,7 +253,8 @@ async def test_zombie_is_fenced(broker: LocalBroker) -> None:
 
         slot.state.feed([Record(1, b"demo", late, 0)], refreshed=True)
         with pytest.raises((ProducerFenced, InvalidProducerEpoch)):
-            await session._flush([slot])
+            async with session._writing() as begin:
+                begin(slot)
         session._lock.release()
 
         assert len(await here.audit()) == 1
