@@ -23,6 +23,7 @@ from stream_app.core.samplers import (
     FairSampler,
     Sampler,
     TableSampler,
+    WideTableSampler,
     laplace_table,
 )
 from stream_app.errors import ConfigurationError
@@ -230,7 +231,7 @@ class DiscreteLaplace:
         """What a client uses to encode rewards."""
         promise = self.promise
         table = laplace_table(promise.honest, promise.epsilon, self.clip, self.table_bits)
-        return TableSampler(table, self.table_bits, entropy)
+        return (TableSampler if self.table_bits == 64 else WideTableSampler)(table, entropy)
 
 
 Mechanism = Binomial | DiscreteLaplace

@@ -62,14 +62,8 @@ class Sampler(ABC):
     def draw(self) -> int:
         """64 random bits, each used once."""
         if not self._draws:
-            self._refill()
+            self._draws = _draws(self._entropy(_BLOCK_BYTES)).tolist()
         return self._draws.pop()
-
-    def _refill(self) -> npt.NDArray[np.uint64]:
-        """A new block of draws."""
-        block = np.frombuffer(self._entropy(_BLOCK_BYTES), "<u8")[::-1]
-        self._draws = block.tolist()
-        return block
 
     def discard(self) -> None:
         """Forget drawn randomness: a forked process must not use its parent's."""
@@ -122,36 +116,59 @@ class BiasedSampler(Sampler):
         return sum(self.draw() < self._numerator for _ in range(self._trials))
 
 
-class TableSampler(Sampler):
-    """Inversion: the number of table entries that are at most the draw."""
+class WideTableSampler(Sampler):
+    """Inversion by 128 bits, low half first: the number of table entries that are at most those."""
 
-    __slots__ = ("_shares", "_steps", "_table")
+    __slots__ = ("_table",)
 
-    def __init__(self, table: tuple[int, ...], bits: int, entropy: Entropy) -> None:
+    def __init__(self, table: tuple[int, ...], entropy: Entropy) -> None:
         super().__init__(entropy)
         self._table = table
-        # An entry of 2**64 is above all draws.
-        within = [entry for entry in table if entry < 1 << 64]
-        self._steps = np.array(within, np.uint64) if bits == 64 else None
-        self._shares: list[int] = []  # what each draw of the block gives, if it is enough
 
-    def _refill(self) -> npt.NDArray[np.uint64]:
-        block = super()._refill()
-        if self._steps is not None:
-            self._shares = np.searchsorted(self._steps, block, side="right").tolist()
-        return block
+    def noise(self) -> int:
+        """See `Sampler`."""
+        low = self.draw()
+        return bisect_right(self._table, low | self.draw() << 64)
+
+
+class TableSampler(Sampler):
+    """Inversion: the number of table entries that are at most the draw, for a block at once."""
+
+    __slots__ = ("_block", "_shares", "_steps")
+
+    def __init__(self, table: tuple[int, ...], entropy: Entropy) -> None:
+        super().__init__(entropy)
+        # An entry of 2**64 is above all draws.
+        self._steps = np.array([entry for entry in table if entry < 1 << 64], np.uint64)
+        self._block = _draws(b"")
+        self._shares: list[int] = []  # of the draws that are left
+
+    def draw(self) -> int:
+        """See `Sampler`."""
+        self.noise()
+        return int(self._block[len(self._shares)])
 
     def discard(self) -> None:
         """See `Sampler`."""
-        super().discard()
         self._shares.clear()
 
     def noise(self) -> int:
         """See `Sampler`."""
-        if self._steps is None:
-            low = self.draw()
-            return bisect_right(self._table, low | self.draw() << 64)
-        if not self._draws:
-            self._refill()
-        self._draws.pop()
-        return self._shares[len(self._draws)]
+        if not self._shares:
+            self._block = _draws(self._entropy(_BLOCK_BYTES))
+            self._shares = np.searchsorted(self._steps, self._block, side="right").tolist()
+        return self._shares.pop()
+
+    def encode(self, reward: float) -> int:
+        """See `Sampler`; for every user, so that the usual case calls nothing."""
+        if self._shares:
+            if reward == 0:
+                return self._shares.pop()
+            if reward == 1:
+                return 1 + self._shares.pop()
+        return super().encode(reward)
+
+
+def _draws(randomness: bytes) -> npt.NDArray[np.uint64]:
+    """A block of draws, the next one last."""
+    return np.frombuffer(randomness, "<u8")[::-1]

@@ -458,7 +458,7 @@ def test_noise_over_many_blocks(bits: int) -> None:
 def test_a_table_up_to_the_last_draw() -> None:
     """Entries that round to 2**64 are above every draw."""
     last = 2**64 - 1
-    sampler = TableSampler((5, last, 2**64, 2**64), 64, words(4, 5, last - 1, last))
+    sampler = TableSampler((5, last, 2**64, 2**64), words(4, 5, last - 1, last))
 
     assert [sampler.noise() for _ in range(4)] == [0, 1, 1, 2]
 
