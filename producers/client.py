@@ -30,6 +30,7 @@ from producers.store import Budget, Store
 from stream_app.config import Settings
 from stream_app.core.agents import Status
 from stream_app.errors import InvalidInput, Unavailable
+from stream_app.messages import REPORT_BYTES
 from stream_app.records import Rows
 from stream_app.reports import encode_reports
 
@@ -94,7 +95,7 @@ class Client:
     @property
     def waiting(self) -> int:
         """Users bound to a batch whose report is not acknowledged yet."""
-        return len(self._desk.waiting)
+        return self._desk.bound
 
     @property
     def leaving(self) -> int:
@@ -166,10 +167,14 @@ class Client:
             while desk.leaving:
                 reports = desk.leaving[:_MOST_AT_ONCE]
                 await asyncio.to_thread(self._store.sync)
-                await self._link.send(_encoded(reports))
-                del desk.leaving[: len(reports)]
-                desk.end(reports)
-                desk.counts.sent += len(reports)
+                await self._link.send(_encoded(reports), self._acknowledged)
+
+    def _acknowledged(self, count: int) -> None:
+        """The first so many of those that leave have arrived."""
+        desk = self._desk
+        desk.end(desk.leaving[:count])
+        del desk.leaving[:count]
+        desk.counts.sent += count
 
     async def drain(self) -> None:
         """Return once every report that waits for its deadline is acknowledged."""
@@ -241,20 +246,20 @@ class Client:
 
 
 def _encoded(reports: Sequence[Report]) -> Iterator[Rows]:
-    """Their bytes, a part at a time, and in it those to one batch together."""
+    """Their bytes in their order, a part at a time."""
     for first in range(0, len(reports), _PART):
         part = reports[first : first + _PART]
-        _, named, ids = zip(*[report.shown for report in part], strict=True)
+        named = [report.shown.batch_id for report in part]
+        ids = [report.shown.report_id for report in part]
         ones = [report.ones or 0 for report in part]
-        batches: dict[str, list[int]] = {batch_id: [] for batch_id in named}
-        if len(batches) == 1:
+        places: dict[str, list[int]] = {batch_id: [] for batch_id in named}
+        if len(places) == 1:
             yield encode_reports(named[0], b"".join(ids), ones)
             continue
         for place, batch_id in enumerate(named):
-            batches[batch_id].append(place)
-        yield np.concatenate(
-            [
-                encode_reports(batch_id, b"".join([ids[i] for i in some]), [ones[i] for i in some])
-                for batch_id, some in batches.items()
-            ]
-        )
+            places[batch_id].append(place)
+        rows = np.empty((len(part), REPORT_BYTES), np.uint8)
+        for batch_id, own in places.items():
+            some = b"".join([ids[i] for i in own])
+            rows[own] = encode_reports(batch_id, some, [ones[i] for i in own])
+        yield rows

@@ -43,7 +43,8 @@ class Desk:
         self.counts = Counts()
         self.experiment = experiment
         self.offers = Offers(experiment, limits)
-        self.waiting: dict[bytes, Report] = {}  # by report id
+        self.bound = 0  # users whose report is not acknowledged yet
+        self.unanswered: dict[bytes, Report] = {}  # those without a reward so far, by report id
         self.leaving: list[Report] = []  # encoded, and their time has come
         self.wake: Callable[[], None] = lambda: None  # called when there is more to do
         self._store, self._budget, self._max_waiting = store, budget, max_waiting
@@ -87,21 +88,23 @@ class Desk:
             raise ConfigurationError("reward: must be a number from 0 to 1")
         if self._forked:
             raise IllegalTransition("this client was made before a fork; make one per process")
-        report = self.waiting.get(shown.report_id)
-        if report is None or report.batch is None:
+        report = self.unanswered.pop(shown.report_id, None)
+        if report is None:
             self.counts.late += 1
             return False
-        if report.deadline_ms is not None and self._clock_ms() >= report.deadline_ms:
+        deadline = report.deadline_ms
+        if deadline is not None and self._clock_ms() >= deadline:
             self.counts.late += 1
             return False
         # As in `_encode` and `_leave`: products call this for every user.
+        assert report.batch is not None
         report.ones = report.batch.sampler.encode(reward)
         report.batch = None
         self._store.encoded(report)
-        if report.deadline_ms is None:
-            self.leaving.append(report)
-            if len(self.leaving) == 1:
+        if deadline is None:
+            if not self.leaving:
                 self.wake()
+            self.leaving.append(report)
         return True
 
     def follow(self, value: bytes | None) -> list[str]:
@@ -109,15 +112,14 @@ class Desk:
         reasons = self.offers.take(decode_offer(value))
         self._affordable.clear()
         # Without a window nobody can tell when a reward comes: give up with the batch.
-        self.end(
-            [
-                report
-                for report in self.waiting.values()
-                if report.deadline_ms is None
-                and report.batch is not None
-                and report.shown.batch_id not in self.offers.open
-            ]
-        )
+        given_up = [
+            report
+            for report in self.unanswered.values()
+            if report.deadline_ms is None and report.shown.batch_id not in self.offers.open
+        ]
+        for report in given_up:
+            del self.unanswered[report.shown.report_id]
+        self.end(given_up)
         return reasons
 
     def due(self) -> None:
@@ -126,6 +128,7 @@ class Desk:
         while self._deadlines and self._deadlines[0][0] <= now:
             report = heapq.heappop(self._deadlines)[2]
             if report.batch is not None:
+                self.unanswered.pop(report.shown.report_id, None)
                 self._encode(report, report.batch, 0)
             self._leave(report)
 
@@ -139,8 +142,8 @@ class Desk:
         """Forget reports that were acknowledged or given up."""
         if not reports:
             return
+        self.bound -= len(reports)
         for report in reports:
-            del self.waiting[report.shown.report_id]
             if report.user:
                 del self._by_user[report.user]
         self._store.ended(reports)
@@ -176,7 +179,7 @@ class Desk:
         return arm
 
     def _may_report(self, tag: bytes, batch: Batch) -> bool:
-        if len(self.waiting) >= self._max_waiting:
+        if self.bound >= self._max_waiting:
             self.counts.full += 1
             return False
         spent = self._store.spent(tag)
@@ -198,7 +201,9 @@ class Desk:
         self._store.encoded(report)
 
     def _keep(self, report: Report) -> None:
-        self.waiting[report.shown.report_id] = report
+        self.bound += 1
+        if report.batch is not None:
+            self.unanswered[report.shown.report_id] = report
         if report.user:
             self._by_user[report.user] = report
         if report.deadline_ms is not None:
@@ -207,9 +212,9 @@ class Desk:
                 self.wake()
 
     def _leave(self, report: Report) -> None:
-        self.leaving.append(report)
-        if len(self.leaving) == 1:
+        if not self.leaving:
             self.wake()
+        self.leaving.append(report)
 
 
 def _restored(experiment: str, saved: Saved) -> Report:

@@ -8,7 +8,8 @@ because it logs values at level debug.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
@@ -25,6 +26,13 @@ from stream_app.records import BATCH_BYTES, Rows, batches
 _ACKNOWLEDGE_S = 15.0
 _POLL_MS = 500
 
+# Told how many more reports, in the order in which they were given, are acknowledged.
+Acknowledged = Callable[[int], None]
+
+
+def _nobody_asks(count: int) -> None:
+    pass
+
 
 class Link(Protocol):
     """What a client needs of the world outside."""
@@ -35,7 +43,7 @@ class Link(Protocol):
     def follow(self) -> AsyncIterator[bytes | None]:
         """The newest assignment record, then each newer one. Raises Unavailable."""
 
-    async def send(self, parts: Iterable[Rows]) -> None:
+    async def send(self, parts: Iterable[Rows], acknowledged: Acknowledged = _nobody_asks) -> None:
         """Send reports, in order; return once all are acknowledged. Raises Unavailable.
 
         A part is taken while the one before is on its way.
@@ -104,20 +112,22 @@ class KafkaLink:
         """The last of the experiment's records, if there is one."""
         return [record for record in records if record.key == self._key][-1:]
 
-    async def send(self, parts: Iterable[Rows]) -> None:
+    async def send(self, parts: Iterable[Rows], acknowledged: Acknowledged = _nobody_asks) -> None:
         """Send reports, in order; return once all are acknowledged."""
         try:
             producer = await self._connected()
             async with asyncio.timeout(_ACKNOWLEDGE_S):
-                acknowledgements = []
+                under_way: deque[tuple[asyncio.Future[Any], int]] = deque()
                 for batch in batches(self._key, parts, int(time.time() * 1000)):
                     sent = await producer.send_batch(
                         batch, self._reports, partition=self._partition
                     )
                     sent.add_done_callback(_seen)
-                    acknowledgements.append(sent)
-                for sent in acknowledgements:
-                    await sent
+                    under_way.append((sent, batch.record_count()))
+                    while under_way and under_way[0][0].done():
+                        await _next(under_way, acknowledged)
+                while under_way:
+                    await _next(under_way, acknowledged)
         except (KafkaError, TimeoutError) as error:
             await self._disconnect()
             raise kafka.unreachable(self._settings, error) from None
@@ -141,6 +151,14 @@ class KafkaLink:
     async def _disconnect(self) -> None:
         self._producer = None
         await self._stack.aclose()
+
+
+async def _next(
+    under_way: deque[tuple["asyncio.Future[Any]", int]], acknowledged: Acknowledged
+) -> None:
+    sent, count = under_way.popleft()
+    await sent
+    acknowledged(count)
 
 
 def _seen(sent: "asyncio.Future[Any]") -> None:

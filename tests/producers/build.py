@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from producers.desk import Desk
+from producers.link import Acknowledged
 from producers.store import Budget, MemoryStore, Store
 from stream_app.core.agents import Agent, State
 from stream_app.core.experiment import Experiment
@@ -68,6 +69,7 @@ class FakeLink:
         self.attempts: list[list[bytes]] = []
         self.sent: list[bytes] = []
         self.away = False
+        self.fails_after: int | None = None  # parts of one sending
 
     async def open(self) -> None:
         """Nothing to connect."""
@@ -77,13 +79,16 @@ class FakeLink:
         while True:
             yield await self.values.get()
 
-    async def send(self, parts: Iterable[Rows]) -> None:
+    async def send(self, parts: Iterable[Rows], acknowledged: Acknowledged) -> None:
         """Take reports, unless away."""
-        values = split(parts)
-        self.attempts.append(values)
-        if self.away:
-            raise Unavailable("kafka.bootstrap: no Kafka answers there")
-        self.sent.extend(values)
+        values = [split([part]) for part in parts]
+        self.attempts.append([value for part in values for value in part])
+        for number, part in enumerate(values):
+            if self.away or number == self.fails_after:
+                self.fails_after = None
+                raise Unavailable("kafka.bootstrap: no Kafka answers there")
+            self.sent.extend(part)
+            acknowledged(len(part))
 
     async def close(self) -> None:
         """Nothing to disconnect."""

