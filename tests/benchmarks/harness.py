@@ -1,9 +1,11 @@
 """Interleaved rounds (peer, ours, peer, ours), medians, ratios: machines are noisy."""
 
+import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 Measure = Callable[[], float]  # one round; returns seconds, or any cost where less is better
 
@@ -59,3 +61,13 @@ def of_rounds(
     peer_cost, our_cost = (statistics.median(side) for side in zip(*costs, strict=True))
     ratios = [ours / peer for peer, ours in costs]
     return Outcome(name, peer_name, peer_cost, our_cost, target, (min(ratios), max(ratios)))
+
+
+def measured(name: str) -> list[Outcome]:
+    """All comparisons of a module of this package, each told as soon as it is known."""
+    logging.disable(logging.WARNING)  # aiokafka's, of topics that were made a moment ago
+    outcomes = []
+    for outcome in import_module(f"tests.benchmarks.{name}").outcomes():
+        outcomes.append(outcome)
+        print(f"{outcome.ratio:8.3g} {outcome.verdict:7} {outcome.name}", flush=True)
+    return outcomes

@@ -58,6 +58,7 @@ def outcomes() -> Iterator[Outcome]:
             lambda: uvloop.run(_single(bootstrap)),
             lambda: uvloop.run(_mixed(bootstrap)),
             target=1 / 0.7,
+            rounds=9,
         )
         yield _memory(bootstrap, folder)
         yield _start(bootstrap)
