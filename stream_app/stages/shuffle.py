@@ -6,7 +6,7 @@ a sum that is in the log, even in an aborted transaction, is released again byte
 """
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from stream_app.config import Settings
@@ -122,11 +122,11 @@ class ShufflePartition:
         self, chunk: Chunk, reports: Sorted, group: Group
     ) -> Iterator[tuple[int, Refusal, int]]:
         """Reports to a batch that has no window, by key: the first one's place, why, how many."""
-        by_key: defaultdict[bytes | None, list[int]] = defaultdict(list)
-        for index in range(group.first, group.last):
-            by_key[reports.keys[index]].append(reports.places[index])
-        for places in by_key.values():
-            yield places[0], self._without_window(chunk, places[0]), len(places)
+        keys = reports.keys[group.first : group.last]
+        places = reports.places[group.first : group.last]
+        first = dict(zip(reversed(keys), reversed(places), strict=True))
+        for key, count in Counter(keys).items():
+            yield first[key], self._without_window(chunk, first[key]), count
 
     def _advance(self, position: int) -> None:
         self._position = position
