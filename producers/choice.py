@@ -8,7 +8,7 @@ operating system's, drawn in blocks, and forgotten in a forked process.
 import os
 import secrets
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -65,8 +65,10 @@ class Batch:
     arm: str = field(init=False)
     size: int = field(init=False)
     attribution_ms: int = field(init=False)
+    encode: Callable[[float], int] = field(init=False, repr=False)  # the sampler's
 
     def __post_init__(self) -> None:
+        self.encode = self.sampler.encode
         self.arm, self.attribution_ms = self.terms.arm, self.terms.attribution_ms
         self.size = self.terms.mechanism.promise.batch_size
 
@@ -83,7 +85,7 @@ class Report:
     shown: Shown
     user: bytes = field(repr=False)
     deadline_ms: int | None  # None: it leaves when the reward is known
-    batch: Batch | None = field(default=None, repr=False)  # None once it is encoded
+    batch: Batch | None = field(default=None, repr=False)  # None if an earlier run has encoded it
     ones: int | None = field(default=None, repr=False)
 
 

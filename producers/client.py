@@ -37,8 +37,7 @@ from stream_app.reports import encode_reports
 log = logging.getLogger("shufflebandit.client")
 
 _LINGER_S = 0.005
-_MOST_AT_ONCE = 50_000  # reports in one sending
-_PART = 3_000  # of them are made into bytes while those before are on their way
+_PART = 3_000  # reports are made into bytes while those before are on their way
 _MOST_SLEEP_S = 10.0  # a changed wall clock is noticed within this
 _CLOSE_S = 5.0
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 5.0
@@ -62,20 +61,15 @@ class Client:
         self._link = link or KafkaLink(settings.kafka, experiment)
         budget = Budget(settings.client.max_user_epsilon, settings.client.max_user_delta)
         self._desk = Desk(experiment, settings.limits, store, budget, max_waiting, clock_ms)
+        # See `Desk`. Products call both for every user: no call of our own is in between.
+        self.choose: Callable[[str], Shown] = self._desk.choose
+        self.report: Callable[[Shown, float], bool] = self._desk.report
         self._wake = asyncio.Event()
         self._desk.wake = self._wake.set
         self._flushing = asyncio.Lock()
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._troubles: set[str] = set()  # said, and not over yet
-
-    def choose(self, user: str) -> Shown:
-        """What to show the user; the same again while their report waits."""
-        return self._desk.choose(user)
-
-    def report(self, shown: Shown, reward: float) -> bool:
-        """Take a user's reward, from 0 to 1; False if it cannot count (no batch, late, twice)."""
-        return self._desk.report(shown, reward)
 
     @property
     def status(self) -> Status | None:
@@ -165,7 +159,7 @@ class Client:
         async with self._flushing:
             desk.due()
             while desk.leaving:
-                reports = desk.leaving[:_MOST_AT_ONCE]
+                reports = desk.leaving.copy()
                 await asyncio.to_thread(self._store.sync)
                 await self._link.send(_encoded(reports), self._acknowledged)
 

@@ -5,9 +5,9 @@ outside. What a report says is decided once, by `report` before the deadline, or
 """
 
 import heapq
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from producers.choice import Batch, Offers, Report, Shown, forgets_on_fork
 from producers.store import Budget, Saved, Spent, Store
@@ -49,9 +49,9 @@ class Desk:
         self.wake: Callable[[], None] = lambda: None  # called when there is more to do
         self._store, self._budget, self._max_waiting = store, budget, max_waiting
         self._clock_ms = clock_ms
-        self._by_user: dict[bytes, Report] = {}
+        self._by_user: dict[bytes, Report] = {}  # those that have not left
         self._deadlines: list[tuple[int, int, Report]] = []  # a heap
-        self._numbers = itertools.count()
+        self._numbers = count()
         self._affordable: dict[tuple[Spent, Batch], bool] = {}
         self._forked = False
         forgets_on_fork(self)
@@ -59,11 +59,11 @@ class Desk:
     def discard(self) -> None:
         """In a forked child: connections, file and reports are the parent's."""
         self._forked = True
+        self.unanswered.clear()
 
     def choose(self, user: str) -> Shown:
-        """What to show the user; the same again while their report waits."""
-        if self._forked:
-            raise IllegalTransition("this client was made before a fork; make one per process")
+        """What to show the user; the same again until their report leaves."""
+        self._refuse_forked()
         tag = self._store.tag(user)
         waiting = self._by_user.get(tag)
         if waiting is not None:
@@ -86,26 +86,31 @@ class Desk:
         """Take a user's reward, from 0 to 1; False if it cannot count (no batch, late, twice)."""
         if not 0 <= reward <= 1:
             raise ConfigurationError("reward: must be a number from 0 to 1")
-        if self._forked:
-            raise IllegalTransition("this client was made before a fork; make one per process")
         report = self.unanswered.pop(shown.report_id, None)
         if report is None:
-            self.counts.late += 1
-            return False
+            return self._too_late()
         deadline = report.deadline_ms
         if deadline is not None and self._clock_ms() >= deadline:
-            self.counts.late += 1
-            return False
+            return self._too_late()
         # As in `_encode` and `_leave`: products call this for every user.
         assert report.batch is not None
-        report.ones = report.batch.sampler.encode(reward)
-        report.batch = None
+        report.ones = report.batch.encode(reward)
         self._store.encoded(report)
         if deadline is None:
             if not self.leaving:
                 self.wake()
             self.leaving.append(report)
+            self._by_user.pop(report.user, None)
         return True
+
+    def _too_late(self) -> bool:
+        self._refuse_forked()
+        self.counts.late += 1
+        return False
+
+    def _refuse_forked(self) -> None:
+        if self._forked:
+            raise IllegalTransition("this client was made before a fork; make one per process")
 
     def follow(self, value: bytes | None) -> list[str]:
         """Take the newest assignment; returns why terms were refused. Raises InvalidInput."""
@@ -119,6 +124,7 @@ class Desk:
         ]
         for report in given_up:
             del self.unanswered[report.shown.report_id]
+            self._by_user.pop(report.user, None)
         self.end(given_up)
         return reasons
 
@@ -127,9 +133,9 @@ class Desk:
         now = self._clock_ms()
         while self._deadlines and self._deadlines[0][0] <= now:
             report = heapq.heappop(self._deadlines)[2]
-            if report.batch is not None:
+            if report.ones is None:
                 self.unanswered.pop(report.shown.report_id, None)
-                self._encode(report, report.batch, 0)
+                self._encode(report, 0)
             self._leave(report)
 
     def next_due_s(self) -> float | None:
@@ -143,9 +149,6 @@ class Desk:
         if not reports:
             return
         self.bound -= len(reports)
-        for report in reports:
-            if report.user:
-                del self._by_user[report.user]
         self._store.ended(reports)
 
     def restore(self) -> list[str]:
@@ -195,14 +198,14 @@ class Desk:
             self.counts.over_budget += 1
         return affordable
 
-    def _encode(self, report: Report, batch: Batch, reward: float) -> None:
-        report.ones = batch.sampler.encode(reward)
-        report.batch = None
+    def _encode(self, report: Report, reward: float) -> None:
+        assert report.batch is not None
+        report.ones = report.batch.encode(reward)
         self._store.encoded(report)
 
     def _keep(self, report: Report) -> None:
         self.bound += 1
-        if report.batch is not None:
+        if report.ones is None:
             self.unanswered[report.shown.report_id] = report
         if report.user:
             self._by_user[report.user] = report
@@ -215,6 +218,7 @@ class Desk:
         if not self.leaving:
             self.wake()
         self.leaving.append(report)
+        self._by_user.pop(report.user, None)
 
 
 def _restored(experiment: str, saved: Saved) -> Report:

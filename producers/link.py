@@ -116,8 +116,15 @@ class KafkaLink:
         """Send reports, in order; return once all are acknowledged."""
         try:
             producer = await self._connected()
-            async with asyncio.timeout(_ACKNOWLEDGE_S):
+            async with asyncio.timeout(_ACKNOWLEDGE_S) as limit:
                 under_way: deque[tuple[asyncio.Future[Any], int]] = deque()
+
+                async def go_on() -> None:
+                    sent, count = under_way.popleft()
+                    await sent
+                    limit.reschedule(asyncio.get_running_loop().time() + _ACKNOWLEDGE_S)
+                    acknowledged(count)
+
                 for batch in batches(self._key, parts, int(time.time() * 1000)):
                     sent = await producer.send_batch(
                         batch, self._reports, partition=self._partition
@@ -125,9 +132,9 @@ class KafkaLink:
                     sent.add_done_callback(_seen)
                     under_way.append((sent, batch.record_count()))
                     while under_way and under_way[0][0].done():
-                        await _next(under_way, acknowledged)
+                        await go_on()
                 while under_way:
-                    await _next(under_way, acknowledged)
+                    await go_on()
         except (KafkaError, TimeoutError) as error:
             await self._disconnect()
             raise kafka.unreachable(self._settings, error) from None
@@ -151,14 +158,6 @@ class KafkaLink:
     async def _disconnect(self) -> None:
         self._producer = None
         await self._stack.aclose()
-
-
-async def _next(
-    under_way: deque[tuple["asyncio.Future[Any]", int]], acknowledged: Acknowledged
-) -> None:
-    sent, count = under_way.popleft()
-    await sent
-    acknowledged(count)
 
 
 def _seen(sent: "asyncio.Future[Any]") -> None:

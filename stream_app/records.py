@@ -48,27 +48,29 @@ _MOST = sum(map(len, _OFFSETS))
 class RecordBatch(BatchBuilder):  # type: ignore[misc]
     """A batch that is complete when it is made, with the part of `BatchBuilder` that sends it."""
 
-    def __init__(self, records: bytes, count: int, time_ms: int) -> None:
-        self._records, self._relative_offset, self._time_ms = records, count, time_ms
-        self._producer = (-1, -1, -1)
-        self._buffer: bytes | None = None
+    def __init__(self, buffer: bytearray, count: int, time_ms: int) -> None:
+        """`buffer` has the records, and before them room for what describes the batch."""
+        self._buffer, self._relative_offset, self._time_ms = buffer, count, time_ms
         self._closed = True
+        self._set_producer_state(-1, -1, -1)
 
     def _set_producer_state(self, producer_id: int, epoch: int, sequence: int) -> None:
         self._producer = (producer_id, epoch, sequence)
+        self._described = False
 
-    def _build(self) -> bytes:
-        if self._buffer is None:
-            count, time_ms = self._relative_offset, self._time_ms
-            tail = _TAIL.pack(0, count - 1, time_ms, time_ms, *self._producer, count)
-            tail += self._records
-            length = _HEAD.size - _LENGTH_FROM + len(tail)
-            self._buffer = _HEAD.pack(0, length, -1, _FORMAT, calc_crc32c(tail)) + tail
+    def _build(self) -> bytearray:
+        if not self._described:
+            buffer, count, time_ms = self._buffer, self._relative_offset, self._time_ms
+            tail = (0, count - 1, time_ms, time_ms, *self._producer, count)
+            _TAIL.pack_into(buffer, _HEAD.size, *tail)
+            checksum = calc_crc32c(memoryview(buffer)[_HEAD.size :])
+            _HEAD.pack_into(buffer, 0, 0, len(buffer) - _LENGTH_FROM, -1, _FORMAT, checksum)
+            self._described = True
         return self._buffer
 
     def size(self) -> int:
         """In bytes."""
-        return _HEAD.size + _TAIL.size + len(self._records)
+        return len(self._buffer)
 
 
 def batches(key: bytes, parts: Iterable[Rows], time_ms: int) -> Iterator[RecordBatch]:
@@ -82,14 +84,20 @@ def batches(key: bytes, parts: Iterable[Rows], time_ms: int) -> Iterator[RecordB
             yield RecordBatch(_records(key, some), len(some), time_ms)
 
 
-def _records(key: bytes, values: Rows) -> bytes:
-    records, done = b"", 0
+def _records(key: bytes, values: Rows) -> bytearray:
+    """The records of a batch, behind the room for its description."""
+    parts, done, end = [], 0, _HEAD.size + _TAIL.size
     for before in _heads(key, values.shape[1]):
         some = values[done : done + len(before)]
-        no_headers = np.zeros((len(some), 1), np.uint8)
-        records += np.concatenate((before[: len(some)], some, no_headers), axis=1).tobytes()
+        width = before.shape[1] + some.shape[1] + 1  # the last byte: there are 0 headers
+        start, end = end, end + len(some) * width
+        parts.append((slice(start, end), width, before[: len(some)], some))
         done += len(some)
-    return records
+    buffer = bytearray(end)
+    for place, width, before, some in parts:
+        rows = np.frombuffer(buffer, np.uint8)[place].reshape(-1, width)
+        rows[:, : before.shape[1]], rows[:, before.shape[1] : -1] = before, some
+    return buffer
 
 
 @lru_cache(maxsize=8)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from aiokafka.producer.message_accumulator import BatchBuilder
 
-from stream_app.records import BATCH_BYTES, RecordBatch, Rows, batches
+from stream_app.records import BATCH_BYTES, Rows, batches
 
 STATE = (2**40 + 7, 3, 65_000)  # a producer's id, epoch and sequence
 NOW_MS = 1_700_000_000_123
@@ -78,7 +78,7 @@ def test_parts_are_taken_when_they_are_needed() -> None:
 
 def test_a_batch_cannot_be_changed() -> None:
     """Nothing can be appended, and it is the same bytes however often it is sent."""
-    batch = RecordBatch(b"", 0, NOW_MS)
+    [batch] = batches(b"demo", [rows(3, 136)], NOW_MS)
 
     assert batch.closed()
     assert batch.append(timestamp=1, key=b"", value=b"") is None
