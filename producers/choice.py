@@ -87,6 +87,7 @@ class Report:
     deadline_ms: int | None  # None: it leaves when the reward is known
     batch: Batch | None = field(default=None, repr=False)  # None if an earlier run has encoded it
     ones: int | None = field(default=None, repr=False)
+    left: bool = False  # its time has come, or it was given up
 
 
 class Offers:

@@ -31,13 +31,12 @@ from stream_app.config import Settings
 from stream_app.core.agents import Status
 from stream_app.errors import InvalidInput, Unavailable
 from stream_app.messages import REPORT_BYTES
-from stream_app.records import Rows
+from stream_app.records import Rows, rows_in_batch
 from stream_app.reports import encode_reports
 
 log = logging.getLogger("shufflebandit.client")
 
 _LINGER_S = 0.005
-_PART = 3_000  # reports are made into bytes while those before are on their way
 _MOST_SLEEP_S = 10.0  # a changed wall clock is noticed within this
 _CLOSE_S = 5.0
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 5.0
@@ -67,6 +66,8 @@ class Client:
         self._wake = asyncio.Event()
         self._desk.wake = self._wake.set
         self._flushing = asyncio.Lock()
+        # So many are made into bytes while those before are on their way.
+        self._part = rows_in_batch(experiment.encode(), REPORT_BYTES)
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._troubles: set[str] = set()  # said, and not over yet
@@ -161,7 +162,7 @@ class Client:
             while desk.leaving:
                 reports = desk.leaving.copy()
                 await asyncio.to_thread(self._store.sync)
-                await self._link.send(_encoded(reports), self._acknowledged)
+                await self._link.send(_encoded(reports, self._part), self._acknowledged)
 
     def _acknowledged(self, count: int) -> None:
         """The first so many of those that leave have arrived."""
@@ -239,10 +240,10 @@ class Client:
             log.info("%s: %s", self.experiment, text)
 
 
-def _encoded(reports: Sequence[Report]) -> Iterator[Rows]:
-    """Their bytes in their order, a part at a time."""
-    for first in range(0, len(reports), _PART):
-        part = reports[first : first + _PART]
+def _encoded(reports: Sequence[Report], most: int) -> Iterator[Rows]:
+    """Their bytes in their order, so many at a time."""
+    for first in range(0, len(reports), most):
+        part = reports[first : first + most]
         named = [report.shown.batch_id for report in part]
         ids = [report.shown.report_id for report in part]
         ones = [report.ones or 0 for report in part]

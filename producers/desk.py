@@ -15,6 +15,8 @@ from stream_app.core.terms import Limits
 from stream_app.errors import ConfigurationError, IllegalTransition, InvalidInput, Unavailable
 from stream_app.messages import decode_offer
 
+_FEW = 1_000  # users whose report has left are forgotten when there are more
+
 
 @dataclass(slots=True)
 class Counts:
@@ -49,7 +51,7 @@ class Desk:
         self.wake: Callable[[], None] = lambda: None  # called when there is more to do
         self._store, self._budget, self._max_waiting = store, budget, max_waiting
         self._clock_ms = clock_ms
-        self._by_user: dict[bytes, Report] = {}  # those that have not left
+        self._by_user: dict[bytes, Report] = {}  # not all of them wait: see `end`
         self._deadlines: list[tuple[int, int, Report]] = []  # a heap
         self._numbers = count()
         self._affordable: dict[tuple[Spent, Batch], bool] = {}
@@ -66,7 +68,7 @@ class Desk:
         self._refuse_forked()
         tag = self._store.tag(user)
         waiting = self._by_user.get(tag)
-        if waiting is not None:
+        if waiting is not None and not waiting.left:
             return waiting.shown
         batch = self.offers.pick()
         if batch is None:
@@ -100,7 +102,7 @@ class Desk:
             if not self.leaving:
                 self.wake()
             self.leaving.append(report)
-            self._by_user.pop(report.user, None)
+            report.left = True
         return True
 
     def _too_late(self) -> bool:
@@ -124,7 +126,7 @@ class Desk:
         ]
         for report in given_up:
             del self.unanswered[report.shown.report_id]
-            self._by_user.pop(report.user, None)
+            report.left = True
         self.end(given_up)
         return reasons
 
@@ -149,6 +151,9 @@ class Desk:
         if not reports:
             return
         self.bound -= len(reports)
+        # All at once now and then: one by one they would have to be found again.
+        if len(self._by_user) > 2 * self.bound + _FEW:
+            self._by_user = {tag: r for tag, r in self._by_user.items() if not r.left}
         self._store.ended(reports)
 
     def restore(self) -> list[str]:
@@ -218,7 +223,7 @@ class Desk:
         if not self.leaving:
             self.wake()
         self.leaving.append(report)
-        self._by_user.pop(report.user, None)
+        report.left = True
 
 
 def _restored(experiment: str, saved: Saved) -> Report:

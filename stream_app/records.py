@@ -16,8 +16,9 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.record.util import calc_crc32c
 from numpy.lib.stride_tricks import sliding_window_view
 
-# Larger batches are faster (measured: 135 000 reports/s at 128 KB, 400 000 at 512 KB).
-BATCH_BYTES = 1 << 19
+# Larger batches are faster, since each waits for the one before (measured: 135 000 reports/s at
+# 128 KB, 400 000 at 512 KB; later 735 000 and 850 000 at 512 KB and this). Kafka takes 1 MiB.
+BATCH_BYTES = 900_000
 
 # First offset, length from here on, leader's epoch, format, checksum of what follows.
 _HEAD = Struct(">qiibI")
@@ -76,12 +77,17 @@ class RecordBatch(BatchBuilder):  # type: ignore[misc]
 def batches(key: bytes, parts: Iterable[Rows], time_ms: int) -> Iterator[RecordBatch]:
     """All rows in their order, each the value of a record; a part is taken when it is needed."""
     for rows in parts:
-        # Beside them a record has at most two numbers below 2**28 and three bytes more.
-        size = len(_between(key, rows.shape[1])) + rows.shape[1] + 11
-        most = min(_MOST, max(1, (BATCH_BYTES - _HEAD.size - _TAIL.size) // size))
+        most = rows_in_batch(key, rows.shape[1])
         for first in range(0, len(rows), most):
             some = rows[first : first + most]
             yield RecordBatch(_records(key, some), len(some), time_ms)
+
+
+def rows_in_batch(key: bytes, length: int) -> int:
+    """How many values of a length a batch has room for."""
+    # Beside them a record has at most two numbers below 2**28 and three bytes more.
+    size = len(_between(key, length)) + length + 11
+    return min(_MOST, max(1, (BATCH_BYTES - _HEAD.size - _TAIL.size) // size))
 
 
 def _records(key: bytes, values: Rows) -> bytearray:

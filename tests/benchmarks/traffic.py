@@ -16,7 +16,7 @@ from stream_app.config import Settings
 from stream_app.core.terms import Terms
 from stream_app.messages import encode_report
 from stream_app.metrics.instruments import Counted, Metrics, StageMetrics, Times
-from stream_app.records import Rows
+from stream_app.records import BATCH_BYTES, Rows
 from stream_app.reports import encode_reports
 from stream_app.stages import shuffle
 from tests.integration.service import settings_for, topics
@@ -28,7 +28,7 @@ Record = tuple[bytes, bytes]  # key, value
 async def send(settings: Settings, topic: str, partition: int, records: Iterable[Record]) -> float:
     """Write records to one partition, in order, as fast as it goes; seconds without connecting."""
     name = kafka.topic(settings.kafka, topic)
-    async with kafka.producer(settings.kafka, max_batch_size=1 << 19) as producer:
+    async with kafka.producer(settings.kafka, max_batch_size=BATCH_BYTES) as producer:
         start = time.perf_counter()
         sent, batch = [], producer.create_batch()
         for key, value in records:

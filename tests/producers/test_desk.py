@@ -130,6 +130,24 @@ def test_memory_is_bounded() -> None:
     assert made.counts.full == 1
 
 
+def test_users_whose_report_has_left_are_forgotten() -> None:
+    """Not at once, but before there are many; those who wait are shown the same as before."""
+    made = desk(assignment(), max_waiting=10_000)
+    silent = {f"silent {i}": made.choose(f"silent {i}") for i in range(50)}
+    most = 0
+    for user in range(5_000):
+        shown = made.choose(f"{user}")
+        made.report(shown, 1)
+        assert made.choose(f"{user}").batch_id == ""
+        made.end(made.leaving)
+        made.leaving.clear()
+        most = max(most, len(made._by_user))
+
+    assert 50 < most < 1_200
+    assert silent == {user: made.choose(user) for user in silent}
+    assert (made.bound, made.counts.repeated) == (50, 5_000)
+
+
 def test_refused_terms_leave_nothing_to_show() -> None:
     """If nothing was ever accepted, the error says where to look."""
     bad = changed(assignment(), lambda terms: terms.update(delta="0.01"), rehash=True)
@@ -163,13 +181,17 @@ def test_no_repr_shows_what_a_report_says() -> None:
 def test_a_client_is_refused_in_a_forked_child() -> None:
     """Its connections, file and reports are the parent's."""
     made = desk(assignment())
+    shown = made.choose("bob")
     child = os.fork()
     if child == 0:
-        try:
-            made.choose("ada")
-        except IllegalTransition:
-            os._exit(7)
-        os._exit(0)
+        refused = 0
+        for call in (lambda: made.choose("ada"), lambda: made.report(shown, 1)):
+            try:
+                call()
+            except IllegalTransition:
+                refused += 1
+        os._exit(5 + refused)
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert made.choose("ada").batch_id
+    assert made.report(shown, 1)
