@@ -4,6 +4,7 @@ import asyncio
 import random
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -346,19 +347,34 @@ def _second_worker(bootstrap: str, folder: Path) -> Outcome:
 
 
 def _drained_by(bootstrap: str, folder: Path, count: int) -> tuple[float, float, float]:
-    """Seconds from the first sum to the last, so that the start does not count; cores used."""
+    """Seconds from the first sum to the last, so that the start does not count; cores used then,
+    by the workers and by all others.
+    """
     size = 8 * _SIZE
     settings = uvloop.run(crowded(bootstrap, [size] * _EXPERIMENTS, size, together=500))
+    samples: list[tuple[float, float, float]] = []  # time, and seconds of processors until then
+    ended = threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(0.05):
+            used = sum(cpu_s(worker.process.pid) for worker in running)
+            samples.append((time.time(), used, busy_s()))
+
     with workers(settings, folder, *["shuffle"] * count) as running:
-        busy, began = busy_s(), perf_counter()
-        span = uvloop.run(_span(settings))
-        took, busy = perf_counter() - began, busy_s() - busy
-        used = sum(cpu_s(worker.process.pid) for worker in running)
-    return span, used / took, (busy - used) / took
+        sampling = threading.Thread(target=sample)
+        sampling.start()
+        try:
+            ends = uvloop.run(_ends(settings))
+        finally:
+            ended.set()
+            sampling.join()
+    begin, end = (min(samples, key=lambda each: abs(each[0] - at)) for at in ends)
+    took, used, busy = (after - before for before, after in zip(begin, end, strict=True))
+    return ends[1] - ends[0], used / took, (busy - used) / took
 
 
-async def _span(settings: Settings) -> float:
-    """Seconds from the first sum to the last."""
+async def _ends(settings: Settings) -> tuple[float, float]:
+    """When the first sum was written, and the last."""
     times: list[int] = []
     async with asyncio.timeout(300):
         while len(times) < _EXPERIMENTS:
@@ -369,4 +385,4 @@ async def _span(settings: Settings) -> float:
                 async for records in read_partition(settings.kafka, "sums", partition)
                 for record in records
             ]
-    return (max(times) - min(times)) / 1000
+    return min(times) / 1000, max(times) / 1000
