@@ -94,7 +94,7 @@ class Desk:
         deadline = report.deadline_ms
         if deadline is not None and self._clock_ms() >= deadline:
             return self._too_late()
-        # As in `_encode` and `_leave`: products call this for every user.
+        # As in `due` and `_leave`: products call this for every user.
         assert report.batch is not None
         report.ones = report.batch.encode(reward)
         self._store.encoded(report)
@@ -137,7 +137,9 @@ class Desk:
             report = heapq.heappop(self._deadlines)[2]
             if report.ones is None:
                 self.unanswered.pop(report.shown.report_id, None)
-                self._encode(report, 0)
+                assert report.batch is not None
+                report.ones = report.batch.encode(0)
+                self._store.encoded(report)
             self._leave(report)
 
     def next_due_s(self) -> float | None:
@@ -202,11 +204,6 @@ class Desk:
         if not affordable:
             self.counts.over_budget += 1
         return affordable
-
-    def _encode(self, report: Report, reward: float) -> None:
-        assert report.batch is not None
-        report.ones = report.batch.encode(reward)
-        self._store.encoded(report)
 
     def _keep(self, report: Report) -> None:
         self.bound += 1

@@ -26,7 +26,7 @@ FIGURES = Path(__file__).parents[2] / "deploy" / "figures"
 
 def main() -> None:
     """Each line as soon as it is known, then the table. Fails if an aim is missed."""
-    logging.disable(logging.WARNING)  # aiokafka's, of topics that were made a moment ago
+    logging.disable(logging.WARNING)  # as in `measured`, for the curves
     names = sys.argv[1:] or [*MODULES, "scaling"]
     chosen = [name for name in names if name in MODULES]
     # Each in a process of its own: what one leaves behind in memory must not slow the next.
