@@ -57,7 +57,7 @@ test-minimum: ## run the fast tests with the lowest versions of all dependencies
 	$(PYTHON) -m venv .cache/minimum
 	$(PYTHON) tests/minimum.py > .cache/minimum/constraints.txt
 	.cache/minimum/bin/pip install --quiet --disable-pip-version-check -c .cache/minimum/constraints.txt --editable '.[plot,replay]' hypothesis mpmath pytest pytest-asyncio pytest-cov pytest-timeout pyyaml selenium
-	.cache/minimum/bin/pytest -q -m "not slow and not kafka" tests/core tests/stages tests/producers tests/metrics tests/test_messages.py tests/test_reports.py tests/test_records.py tests/test_fetched.py $(ARGS)
+	.cache/minimum/bin/pytest -q -m "not slow and not kafka" tests/core tests/runtime tests/shuffler tests/agent tests/producers tests/metrics tests/wire tests/kafka/test_record_batches.py tests/kafka/test_aiokafka_patch.py $(ARGS)
 
 audit-dependencies: install ## look up known vulnerabilities of what is installed; says so where it cannot
 	@test -x .cache/audit/bin/pip-audit || { $(PYTHON) -m venv .cache/audit && .cache/audit/bin/pip install --quiet --disable-pip-version-check pip-audit; }

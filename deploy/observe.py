@@ -20,8 +20,9 @@ from pathlib import Path
 from producers.live import run_users
 from stream_app import kafka, registry
 from stream_app.broker import LocalBroker, free_port
-from stream_app.config import KafkaSettings, Settings, resolve
+from stream_app.definitions import resolve
 from stream_app.errors import ShufflebanditError, Unavailable
+from stream_app.settings import KafkaSettings, Settings
 from stream_app.supervisor import complaints, end, supervised
 
 HERE = Path(__file__).parent

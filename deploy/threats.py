@@ -14,8 +14,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from stream_app import acls
-from stream_app.config import Settings
 from stream_app.core import accounting
 from stream_app.core.mechanisms import (
     Binomial,
@@ -26,6 +24,8 @@ from stream_app.core.mechanisms import (
     calibrate,
 )
 from stream_app.core.samplers import laplace_table
+from stream_app.kafka import acls
+from stream_app.settings import Settings
 
 Table = Callable[[], str]
 EPSILON, DELTA, USERS = Decimal("0.5"), Decimal("0.000001"), 1000

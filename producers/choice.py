@@ -18,7 +18,7 @@ from stream_app.core.agents import Status
 from stream_app.core.samplers import Entropy, Sampler
 from stream_app.core.terms import Limits, Terms, check
 from stream_app.errors import InvalidInput
-from stream_app.messages import Offer
+from stream_app.wire.assignment import Offer
 
 _ID_BYTES = 16
 _PIECES = 512

@@ -27,12 +27,12 @@ from producers.choice import Batch, Report, Shown
 from producers.desk import Counts, Desk
 from producers.link import KafkaLink, Link
 from producers.store import Budget, Store
-from stream_app.config import Settings
 from stream_app.core.agents import Status
 from stream_app.errors import InvalidInput, Unavailable
-from stream_app.messages import REPORT_BYTES
-from stream_app.records import Rows, rows_in_batch
-from stream_app.reports import encode_reports
+from stream_app.kafka.record_batches import Rows, rows_in_batch
+from stream_app.settings import Settings
+from stream_app.wire.report import REPORT_BYTES
+from stream_app.wire.report_columns import encode_reports
 
 log = logging.getLogger("shufflebandit.client")
 

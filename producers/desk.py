@@ -13,7 +13,7 @@ from producers.choice import Batch, Offers, Report, Shown, forgets_on_fork
 from producers.store import Budget, Saved, Spent, Store
 from stream_app.core.terms import Limits
 from stream_app.errors import ConfigurationError, IllegalTransition, InvalidInput, Unavailable
-from stream_app.messages import decode_offer
+from stream_app.wire.assignment import decode_offer
 
 _FEW = 1_000  # users whose report has left are forgotten when there are more
 

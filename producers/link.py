@@ -17,10 +17,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPa
 from aiokafka.errors import KafkaError
 
 from stream_app import kafka
-from stream_app.config import KafkaSettings
 from stream_app.errors import ConfigurationError, Unavailable
-from stream_app.reading import read_to_end
-from stream_app.records import BATCH_BYTES, Rows, batches
+from stream_app.kafka.reading import read_to_end
+from stream_app.kafka.record_batches import BATCH_BYTES, Rows, batches
+from stream_app.settings import KafkaSettings
 
 # Without an acknowledgement for this long, the producer is replaced and the same bytes sent again.
 _ACKNOWLEDGE_S = 15.0

@@ -20,12 +20,12 @@ from producers.client import Client
 from producers.link import Link
 from producers.store import NOTHING, Saved, Spent
 from stream_app import kafka
-from stream_app.config import Settings
 from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
 from stream_app.errors import ConfigurationError
-from stream_app.messages import decode_definition
-from stream_app.reading import read_partition
+from stream_app.kafka.reading import read_partition
+from stream_app.settings import Settings
+from stream_app.wire.definition import decode_definition
 
 _CHUNK = 2_000  # users between two looks at the clock and the assignments
 _TICK_S = 0.01

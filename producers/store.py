@@ -14,8 +14,8 @@ from decimal import Decimal
 from typing import Any, NamedTuple, Protocol
 
 from producers.choice import Report
-from stream_app.config import ClientSettings
 from stream_app.core.mechanisms import Promise
+from stream_app.settings import ClientSettings
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,14 +24,13 @@ import uvloop
 from faust.app import BootStrategy
 from faust.web.base import BlueprintManager
 
-from stream_app import gateway, kafka, logs, monitor, pages, serving
-from stream_app.config import GatewaySettings, MonitorSettings, Settings
+from stream_app import agent, gateway, kafka, logs, monitor, pages, serving, shuffler
 from stream_app.errors import Unavailable
 from stream_app.logs import log
 from stream_app.metrics import endpoint
 from stream_app.metrics.experiments import ExperimentCollector
 from stream_app.metrics.instruments import Metrics
-from stream_app.stages import elimination, shuffle
+from stream_app.settings import GatewaySettings, MonitorSettings, Settings
 from stream_app.transcript import Transcript
 from stream_app.view import View
 
@@ -167,9 +166,9 @@ def build(settings: Settings, roles: frozenset[Role], metrics: Metrics | None = 
     )
     runs: dict[Role, Runs] = {}
     if Role.SHUFFLE in roles:
-        runs[Role.SHUFFLE] = shuffle.make_runner(settings, metrics)
+        runs[Role.SHUFFLE] = shuffler.make_runner(settings, metrics)
     if Role.AGENT in roles:
-        runs[Role.AGENT] = elimination.make_runner(settings, metrics)
+        runs[Role.AGENT] = agent.make_runner(settings, metrics)
     if Role.MONITOR in roles:
         runs[Role.MONITOR] = _monitor(app, settings, metrics)
     if Role.GATEWAY in roles:

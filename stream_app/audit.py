@@ -17,11 +17,12 @@ from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
 from stream_app import kafka, registry
-from stream_app.config import KafkaSettings
 from stream_app.errors import InvalidInput
-from stream_app.messages import MAX_REPORT_BYTES, Sum, decode_report, decode_sum
-from stream_app.reading import read_partition, read_to_end
+from stream_app.kafka.reading import read_partition, read_to_end
 from stream_app.refold import refold
+from stream_app.settings import KafkaSettings
+from stream_app.wire.report import MAX_REPORT_BYTES, decode_report
+from stream_app.wire.sum import Sum, decode_sum
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from stream_app import kafka
-from stream_app.config import KafkaSettings
 from stream_app.errors import Unavailable
 from stream_app.logs import log
+from stream_app.settings import KafkaSettings
 from stream_app.view import View
 
 # Records of one fetch: the agents hold the event loop for about 0.2 ms each.

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import orjson
 from aiohttp import web
 
-from stream_app.config import MonitorSettings
 from stream_app.errors import Unavailable
 from stream_app.serving import add_headers, refusal
+from stream_app.settings import MonitorSettings
 from stream_app.streams import Channel, Streams
 from stream_app.view import View
 

@@ -15,8 +15,9 @@ from stream_app.core.agents import Agent, OpenBatch, State, Status
 from stream_app.core.experiment import Experiment
 from stream_app.core.mechanisms import plain
 from stream_app.errors import InvalidInput
-from stream_app.messages import Assignment, Sum, decode_sum, terms_of
 from stream_app.registry import Entry
+from stream_app.wire.assignment import Assignment, terms_of
+from stream_app.wire.sum import Sum, decode_sum
 
 # Sums of floats may be taken in another order on another machine.
 _RELATIVE = 1e-9

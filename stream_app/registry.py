@@ -16,13 +16,15 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, ProducerFenced
 
 from stream_app import kafka
-from stream_app.config import KafkaSettings, dump_experiment
 from stream_app.core.agents import Agent, Status
 from stream_app.core.experiment import Experiment
 from stream_app.core.terms import Limits, check
+from stream_app.definitions import dump_experiment
 from stream_app.errors import ConfigurationError, InvalidInput, Unavailable
-from stream_app.messages import Assignment, Definition, decode_assignment, decode_definition
-from stream_app.reading import read_to_end
+from stream_app.kafka.reading import read_to_end
+from stream_app.settings import KafkaSettings
+from stream_app.wire.assignment import Assignment, decode_assignment
+from stream_app.wire.definition import Definition, decode_definition
 
 _WRITE_TIMEOUT_S = 15
 

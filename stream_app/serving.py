@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from stream_app.config import MonitorSettings
+from stream_app.settings import MonitorSettings
 
 # Beside the streams: enough for the other requests of the pages that hold them.
 _SPARE_CONNECTIONS = 100

@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator
 import orjson
 
 from stream_app import kafka
-from stream_app.config import KafkaSettings
-from stream_app.reading import read_partition
+from stream_app.kafka.reading import read_partition
+from stream_app.settings import KafkaSettings
 
 MAX_LINES = 10_000
 _MAX_S = 20.0

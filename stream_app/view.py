@@ -13,7 +13,8 @@ from stream_app.core.agents import Agent
 from stream_app.core.terms import MAX_INTEGER, Terms
 from stream_app.errors import InvalidInput
 from stream_app.history import IMPOSSIBLE, Track, most_points, thin, tidy
-from stream_app.messages import Assignment, decode_assignment, decode_sum
+from stream_app.wire.assignment import Assignment, decode_assignment
+from stream_app.wire.sum import decode_sum
 
 
 @dataclass(slots=True)

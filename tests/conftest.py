@@ -5,7 +5,7 @@ import pytest
 
 from stream_app.core import ids
 
-pytest_plugins = ["tests.chromium_fixtures", "tests.kafka_fixtures"]
+pytest_plugins = ["tests.support.chromium_fixtures", "tests.support.kafka_fixtures"]
 # Workers of several tests share a machine: no endpoint unless a test asks for one.
 os.environ["SHUFFLEBANDIT_METRICS_PORT"] = "0"
 

@@ -20,10 +20,10 @@ import pytest
 
 from stream_app import kafka
 from stream_app.broker import LocalBroker, free_port
-from stream_app.config import KafkaSettings
 from stream_app.core.agents import Agent, Status
 from stream_app.logs import LineFormatter, RateLimit, describe
-from stream_app.messages import Assignment
+from stream_app.settings import KafkaSettings
+from stream_app.wire.assignment import Assignment
 from tests.core.build import experiment
 
 ROOT = Path(__file__).parents[1]
@@ -263,7 +263,7 @@ def test_unknown_role(start: Start, tmp_path: Path) -> None:
 PARTS = """
 import asyncio, sys
 from stream_app import app, logs
-from stream_app.config import Settings
+from stream_app.settings import Settings
 
 class Waits:
     async def run(self, stop):

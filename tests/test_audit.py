@@ -18,10 +18,20 @@ from stream_app.core.agents import Status
 from stream_app.core.mechanisms import DiscreteLaplace
 from stream_app.core.terms import Terms, parse
 from stream_app.errors import ConfigurationError
-from stream_app.messages import Assignment, Definition, encode_report
 from stream_app.refold import refold
 from stream_app.registry import Entry
-from tests.transcripts import Transcript, Writer, edited, fresh_settings, make_topics, play, spring
+from stream_app.wire.assignment import Assignment
+from stream_app.wire.definition import Definition
+from stream_app.wire.report import encode_report
+from tests.support.transcripts import (
+    Transcript,
+    Writer,
+    edited,
+    fresh_settings,
+    make_topics,
+    play,
+    spring,
+)
 
 
 def check(done: Transcript, change: Callable[[dict[str, Any]], None] | None = None) -> list[str]:

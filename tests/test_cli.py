@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_app.config import load_experiment
+from stream_app.definitions import load_experiment
 
 EXPERIMENTS = Path(__file__).parent.parent / "deploy" / "experiments"
 

@@ -9,8 +9,9 @@ from stream_app.core.agents import Agent, ArmState, State, Status
 from stream_app.core.experiment import Experiment
 from stream_app.core.window import Place, Release
 from stream_app.history import MAX_POINTS
-from stream_app.messages import Assignment, encode_sum
 from stream_app.view import View, regret
+from stream_app.wire.assignment import Assignment
+from stream_app.wire.sum import encode_sum
 from tests.core.build import experiment
 
 MEANS = (0.7, 0.2)

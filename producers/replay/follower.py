@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from producers.choice import Offers
 from producers.link import Link
-from stream_app.config import Settings
 from stream_app.core.agents import State
 from stream_app.core.experiment import Experiment
 from stream_app.errors import ConfigurationError, InvalidInput, Unavailable
-from stream_app.messages import decode_assignment, decode_offer
+from stream_app.settings import Settings
+from stream_app.wire.assignment import decode_assignment, decode_offer
 
 
 class Follower:

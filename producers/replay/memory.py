@@ -15,7 +15,7 @@ from producers.replay.noise import BatchNoise
 from stream_app.core.agents import Agent, ArmState, OpenBatch, State, Status
 from stream_app.core.experiment import Experiment
 from stream_app.core.schedules import Noises
-from stream_app.messages import terms_of
+from stream_app.wire.assignment import terms_of
 
 _THINNED = 1.05  # moments are kept when an arm is dropped, and else at users of this ratio
 

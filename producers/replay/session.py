@@ -23,9 +23,9 @@ from producers.replay.memory import Player, Run
 from producers.replay.noise import fresh_key
 from producers.replay.stream import Driver
 from producers.replay.survey import Survey
-from stream_app.config import Settings
 from stream_app.core.experiment import Experiment
 from stream_app.errors import ConfigurationError
+from stream_app.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,12 @@ from producers.replay.match import Matcher, Taken
 from producers.replay.memory import Run
 from producers.replay.noise import BatchNoise
 from producers.replay.position import Position, Step
-from stream_app.config import Settings
 from stream_app.core.agents import State, Status
 from stream_app.core.experiment import Experiment
 from stream_app.errors import ConfigurationError, Unavailable
-from stream_app.records import Rows
-from stream_app.reports import encode_reports
+from stream_app.kafka.record_batches import Rows
+from stream_app.settings import Settings
+from stream_app.wire.report_columns import encode_reports
 
 _MOST_AT_ONCE = 20_000  # reports in one sending; one is on its way while the next is made
 _PATIENCE_S = 60.0  # how long a full batch may wait for its sum

@@ -34,7 +34,7 @@ from stream_app.core.mechanisms import (
 from stream_app.core.samplers import laplace_table
 from stream_app.core.terms import Limits, Terms, batch_id, canonical, check
 from stream_app.errors import InvalidInput
-from stream_app.messages import encode_report
+from stream_app.wire.report import encode_report
 
 FILE = Path(__file__).with_name("vectors.json")
 _LAPLACE = (MechanismName.DISCRETE_LAPLACE, Calibration.EXACT)

@@ -3,10 +3,10 @@
 import click
 from rich.table import Table
 
-from stream_app import acls as rules
 from stream_app.commands.connection import run, with_settings
 from stream_app.commands.output import console, echo_json, json_option
-from stream_app.config import Settings
+from stream_app.kafka import acls as rules
+from stream_app.settings import Settings
 
 
 @click.group()

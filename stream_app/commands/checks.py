@@ -7,8 +7,8 @@ from rich.table import Table
 from stream_app import audit as checks
 from stream_app.commands.connection import run, with_settings
 from stream_app.commands.output import console, echo_json, json_option
-from stream_app.config import Settings
 from stream_app.errors import CheckFailed
+from stream_app.settings import Settings
 
 DELETED = "whose reports were deleted (shuffle.retain_reports_for_audit = true keeps them)"
 # More batches than this are not listed one by one, nor are more differences.

@@ -12,7 +12,7 @@ import click
 from aiokafka.errors import KafkaError
 
 from stream_app import kafka
-from stream_app.config import Settings, load_settings
+from stream_app.settings import Settings, load_settings
 
 T = TypeVar("T")
 

@@ -19,13 +19,14 @@ from stream_app import audit, kafka, registry
 from stream_app.broker import LocalBroker, free_port
 from stream_app.commands.checks import audited, verified
 from stream_app.commands.output import console
-from stream_app.config import KafkaSettings, Settings, resolve
 from stream_app.core import simulation
 from stream_app.core.baselines import BASELINES
 from stream_app.core.experiment import PRESETS, Experiment, Guarantee
 from stream_app.core.mechanisms import plain
+from stream_app.definitions import resolve
 from stream_app.errors import CheckFailed, Unavailable
 from stream_app.monitor import Reader
+from stream_app.settings import KafkaSettings, Settings
 from stream_app.supervisor import complaints, end, supervised
 from stream_app.terminal import headline, render
 from stream_app.view import View

@@ -19,9 +19,10 @@ from stream_app import kafka, registry
 from stream_app.broker import LocalBroker
 from stream_app.commands.demo import following
 from stream_app.commands.output import console
-from stream_app.config import KafkaSettings, Settings, resolve
+from stream_app.definitions import resolve
 from stream_app.errors import Unavailable
 from stream_app.gateway import Gateway
+from stream_app.settings import KafkaSettings, Settings
 from stream_app.supervisor import complaints, end, supervised
 from stream_app.view import View
 

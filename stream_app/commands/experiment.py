@@ -10,13 +10,14 @@ from rich.table import Table
 from stream_app import registry
 from stream_app.commands.connection import run, with_settings
 from stream_app.commands.output import console, echo_json, json_option
-from stream_app.config import Settings, load_experiment
 from stream_app.core.agents import Agent, Status
 from stream_app.core.experiment import Experiment, Guarantee
 from stream_app.core.mechanisms import plain
+from stream_app.definitions import load_experiment
 from stream_app.errors import InvalidInput, Unavailable
-from stream_app.messages import Assignment
 from stream_app.registry import Entry
+from stream_app.settings import Settings
+from stream_app.wire.assignment import Assignment
 
 
 @click.group()

@@ -8,7 +8,6 @@ import orjson
 from rich.table import Table
 
 from stream_app.commands.output import console, echo_json, json_option
-from stream_app.config import decimal
 from stream_app.core.mechanisms import (
     Calibration,
     Mechanism,
@@ -17,6 +16,7 @@ from stream_app.core.mechanisms import (
     rebuild,
 )
 from stream_app.core.mechanisms import calibrate as calibrated
+from stream_app.definitions import decimal
 from stream_app.errors import CheckFailed, ConfigurationError
 
 

@@ -22,8 +22,9 @@ from stream_app import registry
 from stream_app.commands.connection import run as run_kafka
 from stream_app.commands.connection import with_settings
 from stream_app.commands.output import echo_json, json_option
-from stream_app.config import Settings, load_experiment
+from stream_app.definitions import load_experiment
 from stream_app.errors import ConfigurationError
+from stream_app.settings import Settings
 
 
 @click.command()

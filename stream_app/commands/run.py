@@ -6,8 +6,8 @@ import sys
 import click
 
 from stream_app.commands.connection import with_settings
-from stream_app.config import Settings
 from stream_app.errors import ConfigurationError
+from stream_app.settings import Settings
 
 ROLES = "shuffle,agent,monitor"
 ALL_ROLES = f"{ROLES},gateway"

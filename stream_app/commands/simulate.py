@@ -13,10 +13,10 @@ from rich.table import Table
 
 from stream_app.commands.output import console, echo_json, json_option
 from stream_app.commands.plots import plot_regret
-from stream_app.config import load_experiment
 from stream_app.core import simulation
 from stream_app.core.baselines import BASELINES
 from stream_app.core.experiment import PRESETS, Experiment
+from stream_app.definitions import load_experiment
 from stream_app.errors import ConfigurationError
 
 

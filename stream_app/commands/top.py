@@ -11,8 +11,8 @@ from rich.live import Live
 from stream_app.commands.connection import run, with_settings
 from stream_app.commands.demo import following
 from stream_app.commands.output import console
-from stream_app.config import Settings
 from stream_app.errors import ConfigurationError
+from stream_app.settings import Settings
 from stream_app.terminal import headline, overview, render
 from stream_app.view import View
 

@@ -4,7 +4,7 @@ import click
 
 from stream_app import kafka
 from stream_app.commands.connection import run, with_settings
-from stream_app.config import Settings
+from stream_app.settings import Settings
 
 
 @click.group()

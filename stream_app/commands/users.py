@@ -10,8 +10,8 @@ import click
 from producers.live import Drift, Outcome, run_users
 from stream_app.commands.connection import with_settings
 from stream_app.commands.output import echo_json, json_option
-from stream_app.config import Settings
 from stream_app.errors import ConfigurationError
+from stream_app.settings import Settings
 
 
 @click.command()

@@ -14,13 +14,14 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
 from stream_app import kafka
-from stream_app.config import KafkaSettings
 from stream_app.core.terms import parse
 from stream_app.errors import InvalidInput, Unavailable
 from stream_app.gateway.intake import Posting
+from stream_app.kafka.reading import read_to_end
 from stream_app.logs import log
-from stream_app.messages import VERSION, Offer, decode_offer
-from stream_app.reading import read_to_end
+from stream_app.settings import KafkaSettings
+from stream_app.wire.assignment import Offer, decode_offer
+from stream_app.wire.envelope import VERSION
 
 _POLL_MS = 500
 _BACKOFF_S = 1.0

@@ -8,8 +8,8 @@ import resource
 from collections.abc import Callable
 from typing import Protocol
 
-from stream_app.config import GatewaySettings
 from stream_app.gateway.intake import MAX_REPORTS
+from stream_app.settings import GatewaySettings
 
 _OTHER_FILES = 200  # of the process: Kafka's connections, pipes, libraries
 

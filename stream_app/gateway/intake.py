@@ -16,7 +16,7 @@ import orjson
 from stream_app.core.agents import Status
 from stream_app.core.mechanisms import MAX_REPORT_BITS
 from stream_app.errors import InvalidInput
-from stream_app.messages import encode_report
+from stream_app.wire.report import encode_report
 
 MAX_REPORTS = 1000
 _BATCH_ID = re.compile(r"([0-9]{1,15})\.[A-Za-z0-9_-]{43}")

@@ -4,10 +4,10 @@ from typing import Any
 
 import orjson
 
-from stream_app.config import GatewaySettings
 from stream_app.core.agents import Status
 from stream_app.gateway.intake import MAX_REPORTS, Outcome
-from stream_app.messages import VERSION
+from stream_app.settings import GatewaySettings
+from stream_app.wire.envelope import VERSION
 
 _ERROR = {
     "type": "object",

@@ -18,9 +18,9 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from stream_app import kafka
-from stream_app.config import Settings
 from stream_app.errors import Unavailable
 from stream_app.logs import log
+from stream_app.settings import Settings
 
 T = TypeVar("T")
 

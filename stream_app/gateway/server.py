@@ -15,7 +15,6 @@ import orjson
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from stream_app.config import GatewaySettings, Settings
 from stream_app.errors import InvalidInput, Unavailable
 from stream_app.gateway import intake, openapi
 from stream_app.gateway.answers import Refused, json, later, preflight, shared_headers
@@ -26,6 +25,7 @@ from stream_app.gateway.outbox import Full, Outbox
 from stream_app.logs import log
 from stream_app.metrics.edge import TURNED_AWAY, EdgeMetrics
 from stream_app.metrics.instruments import REFUSED, Metrics
+from stream_app.settings import GatewaySettings, Settings
 
 _EXPERIMENT = re.compile(r"/v1/experiments/([a-z0-9][a-z0-9._-]{0,63})(/events)?")
 _REPORTS = "/v1/reports"

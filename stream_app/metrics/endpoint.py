@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from stream_app.config import MetricsSettings
 from stream_app.errors import Unavailable
 from stream_app.metrics.instruments import Metrics
+from stream_app.settings import MetricsSettings
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _STOP_S = 0.5

@@ -21,8 +21,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stream_app.config import MetricsSettings
 from stream_app.core.agents import Status
+from stream_app.settings import MetricsSettings
 
 # Metric, key in the snapshot, help.
 _PLAIN = (

@@ -9,11 +9,11 @@ import uvloop
 from producers.client import Client
 from producers.store import MemoryStore
 from stream_app.broker import LocalBroker
-from stream_app.config import Settings
+from stream_app.settings import Settings
 from tests.benchmarks.harness import Outcome, compare
 from tests.benchmarks.traffic import opening, reports, send
 from tests.integration.service import settings_for, topics
-from tests.stages.fakes import terms
+from tests.support.partition_log import terms
 
 _REPORTS = 200_000
 _AT_ONCE = 5_000  # calls between two turns of the event loop

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from scipy import optimize, stats
 
-from stream_app.config import load_experiment, resolve
 from stream_app.core import accounting, simulation
 from stream_app.core.agents import Agent, ArmState, State, Status
 from stream_app.core.confidence import Confidence
@@ -22,6 +21,7 @@ from stream_app.core.samplers import laplace_table
 from stream_app.core.schedules import Plan
 from stream_app.core.terms import Terms
 from stream_app.core.window import open_window, place
+from stream_app.definitions import load_experiment, resolve
 from tests.benchmarks.harness import Outcome, compare, seconds
 from tests.core.test_accounting import true_delta
 

@@ -21,9 +21,9 @@ from aiohttp import web
 
 from stream_app import kafka
 from stream_app.broker import LocalBroker, free_port
-from stream_app.config import Settings
 from stream_app.gateway import Gateway
-from stream_app.messages import decode_offer
+from stream_app.settings import Settings
+from stream_app.wire.assignment import decode_offer
 from tests.benchmarks.harness import Outcome, compare
 from tests.producers.build import assignment
 

@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterator
 
 from stream_app.core.terms import Limits
-from stream_app.messages import encode_report
 from stream_app.metrics.instruments import Metrics, StageMetrics
-from stream_app.stages.shuffle import ShufflePartition
+from stream_app.shuffler.partition import ShufflePartition
+from stream_app.wire.report import encode_report
 from tests.benchmarks.harness import Outcome, compare
-from tests.stages.fakes import Record, assignment, report_id, terms
+from tests.support.partition_log import Record, assignment, report_id, terms
 
 _REPORTS = 100_000
 _SIZE = 1_000

@@ -14,16 +14,17 @@ from typing import Any
 
 import uvloop
 
-from stream_app import kafka
+from stream_app import agent, kafka, shuffler
 from stream_app.broker import LocalBroker, free_port
-from stream_app.config import Settings
 from stream_app.core.agents import Agent
 from stream_app.core.window import Place, Release
-from stream_app.messages import Assignment, Definition, encode_sum
-from stream_app.reading import read_partition
-from stream_app.stages import elimination, shuffle
-from stream_app.stages.recovery import SAVED
-from stream_app.stages.runner import Runner
+from stream_app.kafka.reading import read_partition
+from stream_app.runtime.runner import Runner
+from stream_app.settings import Settings
+from stream_app.shuffler.released import SAVED
+from stream_app.wire.assignment import Assignment
+from stream_app.wire.definition import Definition
+from stream_app.wire.sum import encode_sum
 from tests.benchmarks.harness import Outcome, compare, of_rounds
 from tests.benchmarks.traffic import (
     Record,
@@ -38,7 +39,7 @@ from tests.benchmarks.traffic import (
 )
 from tests.integration.probes import busy_s, cpu_s, rss_mb, series
 from tests.integration.service import Worker, experiment, settings_for, topics, workers
-from tests.stages.fakes import terms
+from tests.support.partition_log import terms
 
 _PARTITIONS = 8
 _EXPERIMENTS = 10_000
@@ -175,7 +176,7 @@ async def _saved(settings: Settings) -> None:
             while not [r async for r in read_partition(settings.kafka, "windows", partition)]:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
-    await _while_running([shuffle.make_runner(settings)], written())
+    await _while_running([shuffler.make_runner(settings)], written())
 
 
 def _memory(bootstrap: str, folder: Path) -> Outcome:
@@ -257,8 +258,8 @@ async def _started(settings: Settings) -> float:
     )
     watched = [Watched(_PARTITIONS, 0), Watched(_PARTITIONS, 0)]
     runners = (
-        shuffle.make_runner(settings, watched[0]),
-        elimination.make_runner(settings, watched[1]),
+        shuffler.make_runner(settings, watched[0]),
+        agent.make_runner(settings, watched[1]),
     )
     start = perf_counter()
     await _while_running(runners, asyncio.gather(*(each.ready.wait() for each in watched)))
@@ -324,7 +325,7 @@ async def _recovered(settings: Settings) -> float:
             await asyncio.sleep(0.01)
         ended = perf_counter()
 
-    await _while_running([shuffle.make_runner(settings, watched)], full())
+    await _while_running([shuffler.make_runner(settings, watched)], full())
     return ended - watched.assigned
 
 

@@ -13,7 +13,7 @@ from aiokafka import TopicPartition
 
 from stream_app import kafka
 from stream_app.broker import LocalBroker
-from stream_app.config import Settings
+from stream_app.settings import Settings
 from tests.benchmarks.harness import Outcome, compare
 from tests.benchmarks.traffic import collecting_rarely, drained, plain_aiokafka, waiting
 

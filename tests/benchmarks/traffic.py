@@ -10,17 +10,17 @@ from unittest.mock import patch
 
 from aiokafka.consumer import fetcher
 
-from stream_app import fetched, kafka
+from stream_app import kafka, shuffler
 from stream_app.app import collect_rarely
-from stream_app.config import Settings
 from stream_app.core.terms import Terms
-from stream_app.messages import encode_report
+from stream_app.kafka import aiokafka_patch
+from stream_app.kafka.record_batches import BATCH_BYTES, Rows
 from stream_app.metrics.instruments import Counted, Metrics, StageMetrics, Times
-from stream_app.records import BATCH_BYTES, Rows
-from stream_app.reports import encode_reports
-from stream_app.stages import shuffle
+from stream_app.settings import Settings
+from stream_app.wire.report import encode_report
+from stream_app.wire.report_columns import encode_reports
 from tests.integration.service import settings_for, topics
-from tests.stages.fakes import assignment, terms
+from tests.support.partition_log import assignment, terms
 
 Record = tuple[bytes, bytes]  # key, value
 
@@ -65,9 +65,9 @@ def opening(batches: Sequence[Terms]) -> Record:
 def plain_aiokafka() -> Iterator[None]:
     """Consumers that are made here take records apart as aiokafka does without this project."""
     with (
-        patch.object(fetched, "install"),
-        patch.object(fetcher, "PartitionRecords", fetched._ORIGINAL),
-        patch.object(fetcher, "MemoryRecords", fetched._MEMORY_RECORDS),
+        patch.object(aiokafka_patch, "install"),
+        patch.object(fetcher, "PartitionRecords", aiokafka_patch._ORIGINAL),
+        patch.object(fetcher, "MemoryRecords", aiokafka_patch._MEMORY_RECORDS),
     ):
         yield
 
@@ -139,7 +139,7 @@ async def drained(settings: Settings, sums: int, partitions: int = 1) -> float:
     """Seconds in which the shuffle stage, as a worker runs it, turns what waits into sums."""
     metrics, halt = Watched(partitions, sums), asyncio.Event()
     with collecting_rarely():
-        running = asyncio.ensure_future(shuffle.make_runner(settings, metrics).run(halt))
+        running = asyncio.ensure_future(shuffler.make_runner(settings, metrics).run(halt))
         async with asyncio.timeout(300):
             await metrics.done.wait()
             halt.set()

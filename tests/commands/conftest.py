@@ -9,8 +9,8 @@ import pytest
 
 from stream_app import cli
 from stream_app.broker import LocalBroker
-from stream_app.config import KafkaSettings
-from tests.transcripts import fresh_settings, make_topics
+from stream_app.settings import KafkaSettings
+from tests.support.transcripts import fresh_settings, make_topics
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ from aiokafka.admin import NewTopic, RecordsToDelete
 
 from stream_app import kafka
 from stream_app.broker import LocalBroker
-from stream_app.config import KafkaSettings, load_experiment
-from stream_app.messages import Assignment
+from stream_app.definitions import load_experiment
+from stream_app.settings import KafkaSettings
+from stream_app.wire.assignment import Assignment
 from tests.commands.conftest import Run
-from tests.transcripts import Writer, edited, fresh_settings, play, spring
+from tests.support.transcripts import Writer, edited, fresh_settings, play, spring
 
 pytestmark = pytest.mark.kafka
 

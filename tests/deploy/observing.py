@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from stream_app.config import MetricsSettings
 from stream_app.metrics.edge import EdgeMetrics
 from stream_app.metrics.experiments import ExperimentCollector
 from stream_app.metrics.instruments import Metrics
+from stream_app.settings import MetricsSettings
 from stream_app.view import View
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from tests.chromium_fixtures import Browser
 from tests.deploy.observing import ROOT
+from tests.support.chromium_fixtures import Browser
 
 FOLDER = ROOT / "deploy" / "screenshots"
 OBSERVE = ROOT / "deploy" / "observe.py"

@@ -4,7 +4,7 @@ import fnmatch
 import re
 import tomllib
 
-from stream_app.config import Settings, load_settings
+from stream_app.settings import Settings, load_settings
 from tests.deploy.observing import ROOT
 
 TEXT = (ROOT / "deploy" / "Dockerfile").read_text()

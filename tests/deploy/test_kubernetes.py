@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from stream_app.app import Role
-from stream_app.config import Settings, load_settings
 from stream_app.metrics import endpoint
+from stream_app.settings import Settings, load_settings
 from tests.deploy.observing import ROOT
 
 FOLDER = ROOT / "deploy" / "kubernetes"

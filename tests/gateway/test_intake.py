@@ -11,7 +11,8 @@ from stream_app.core.agents import Status
 from stream_app.errors import InvalidInput
 from stream_app.gateway.board import posted
 from stream_app.gateway.intake import Outcome, read, sift
-from stream_app.messages import REPORT_BYTES, decode_offer, decode_report
+from stream_app.wire.assignment import decode_offer
+from stream_app.wire.report import REPORT_BYTES, decode_report
 from tests.gateway.build import assignment, batch_of, report
 from tests.producers.build import changed
 

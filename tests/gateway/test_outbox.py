@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from stream_app.config import Settings
 from stream_app.errors import Unavailable
 from stream_app.gateway.door import Bucket, Door
 from stream_app.gateway.outbox import Full, Outbox, shuffled
+from stream_app.settings import Settings
 from tests.gateway.build import settings
 
 

@@ -30,9 +30,9 @@ from aiokafka import TopicPartition
 from producers.link import KafkaLink
 from stream_app import kafka, registry
 from stream_app.broker import LocalBroker, free_port
-from stream_app.config import Settings
 from stream_app.core.terms import parse
-from stream_app.messages import decode_offer
+from stream_app.settings import Settings
+from stream_app.wire.assignment import decode_offer
 from tests.benchmarks.traffic import rows
 from tests.integration.probes import rss_mb, series
 from tests.integration.service import (

@@ -46,9 +46,10 @@ from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.transaction import InitProducerIdRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from stream_app import acls, kafka
+from stream_app import kafka
 from stream_app.broker import LocalBroker
-from stream_app.config import KafkaSettings, SecurityProtocol, Settings, load_settings
+from stream_app.kafka import acls
+from stream_app.settings import KafkaSettings, SecurityProtocol, Settings, load_settings
 
 PROPERTIES = Path(__file__).parents[2] / "deploy" / "kafka" / "secured.properties"
 SECRETS = "/etc/kafka/secrets"

@@ -15,11 +15,14 @@ from typing import Any
 
 from producers.live import run_users
 from stream_app import audit, kafka, registry
-from stream_app.config import Settings, load_settings, resolve
 from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
-from stream_app.messages import Assignment, Sum, decode_report
-from stream_app.reading import read_partition
+from stream_app.definitions import resolve
+from stream_app.kafka.reading import read_partition
+from stream_app.settings import Settings, load_settings
+from stream_app.wire.assignment import Assignment
+from stream_app.wire.report import decode_report
+from stream_app.wire.sum import Sum
 
 
 def settings_for(bootstrap: str, **shuffle: object) -> Settings:

@@ -12,18 +12,19 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from stream_app import audit, kafka, registry
 from stream_app.broker import LocalBroker
-from stream_app.config import Settings
 from stream_app.core.agents import Status
 from stream_app.core.terms import Terms
-from stream_app.messages import Assignment, decode_assignment, encode_report
-from stream_app.reading import read_partition
+from stream_app.kafka.reading import read_partition
+from stream_app.settings import Settings
+from stream_app.wire.assignment import Assignment, decode_assignment
+from stream_app.wire.report import encode_report
 from tests.integration.service import (
     experiment,
     settings_for,
     topics,
     workers,
 )
-from tests.stages import fakes
+from tests.support import partition_log
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -37,7 +38,7 @@ class Clients:
         self.settings, self.producer, self.reader = settings, producer, reader
         reader.assign([TopicPartition(kafka.topic(settings.kafka, "assignments"), 0)])
         self.newest: dict[str, Assignment] = {}
-        self.copy = fakes.Kafka(topics={"reports": []})
+        self.copy = partition_log.Kafka(topics={"reports": []})
         self.filled: dict[str, int] = {}
         self.next_id = 0
 
@@ -60,23 +61,23 @@ class Clients:
         for number in range(self.filled.get(terms.batch_id, 0), upto):
             self.next_id += 1
             ones = terms.mechanism.bits // 2 + number % 2
-            value = encode_report(terms.batch_id, fakes.report_id(self.next_id), ones)
+            value = encode_report(terms.batch_id, partition_log.report_id(self.next_id), ones)
             key = terms.experiment.encode()
             name = kafka.topic(self.settings.kafka, "reports")
             sent.append((key, value, await self.producer.send(name, value, key=key, partition=0)))
         for key, value, future in sent:
-            record = fakes.Record((await future).offset, key, value)
+            record = partition_log.Record((await future).offset, key, value)
             self.copy.topics["reports"].append((record, True))
         self.filled[terms.batch_id] = max(upto, self.filled.get(terms.batch_id, 0))
 
     async def audit(self) -> int:
         """Recount every sum, aborted ones too, from what was sent; returns how many there are."""
         self.copy.topics["sums"] = [
-            (fakes.Record(record.offset, record.key, record.value), True)
+            (partition_log.Record(record.offset, record.key, record.value), True)
             async for chunk in read_partition(self.settings.kafka, "sums", 0, committed=False)
             for record in chunk
         ]
-        return len(fakes.audit(self.copy))
+        return len(partition_log.audit(self.copy))
 
 
 async def bounds(settings: Settings) -> tuple[int, int]:

@@ -18,13 +18,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stream_app.broker import LocalBroker, free_port
-from stream_app.config import Settings
 from stream_app.core.agents import Agent
 from stream_app.core.experiment import Experiment
-from stream_app.messages import Assignment, decode_assignment, decode_sum
+from stream_app.kafka.reading import read_partition
 from stream_app.metrics.experiments import regret_bounds
-from stream_app.reading import read_partition
+from stream_app.settings import Settings
 from stream_app.view import regret
+from stream_app.wire.assignment import Assignment, decode_assignment
+from stream_app.wire.sum import decode_sum
 from tests.deploy.observing import (
     PROMETHEUS,
     dashboard,

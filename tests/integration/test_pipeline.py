@@ -11,10 +11,10 @@ import pytest
 
 from stream_app import registry
 from stream_app.broker import LocalBroker
-from stream_app.config import Settings
 from stream_app.core import simulation
 from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
+from stream_app.settings import Settings
 from tests.integration.service import (
     check,
     environment,

@@ -15,10 +15,11 @@ from aiokafka import TopicPartition
 from click.testing import CliRunner, Result
 
 from producers.live import run_users
-from stream_app import acls, audit, cli, kafka, registry
+from stream_app import audit, cli, kafka, registry
 from stream_app.broker import free_port
-from stream_app.config import Settings, load_settings
 from stream_app.core.agents import Status
+from stream_app.kafka import acls
+from stream_app.settings import Settings, load_settings
 from tests.integration.secured import (
     GROUP,
     ON_TOPIC,

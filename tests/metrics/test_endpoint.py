@@ -6,10 +6,10 @@ import pytest
 from aiohttp import ClientSession
 
 from stream_app.broker import free_port
-from stream_app.config import MetricsSettings
 from stream_app.errors import Unavailable
 from stream_app.metrics import endpoint
 from stream_app.metrics.instruments import Metrics
+from stream_app.settings import MetricsSettings
 
 
 async def test_pages() -> None:

@@ -9,11 +9,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stream_app.config import MetricsSettings
 from stream_app.core.agents import Agent, Status
-from stream_app.messages import Assignment
 from stream_app.metrics.experiments import ExperimentCollector, regret_bounds
+from stream_app.settings import MetricsSettings
 from stream_app.view import View, regret
+from stream_app.wire.assignment import Assignment
 from tests.core.build import experiment
 
 BASE = experiment(horizon=10_000, arms=5)

@@ -5,25 +5,25 @@ import subprocess
 import sys
 import time
 
-from stream_app.config import Settings
+from stream_app import agent, shuffler
 from stream_app.metrics.instruments import Metrics
-from stream_app.stages import elimination, shuffle
-from stream_app.stages.partition import Stage
-from stream_app.stages.runner import Runner
-from stream_app.stages.session import Session
+from stream_app.runtime.runner import Runner
+from stream_app.runtime.session import Session
+from stream_app.runtime.stage import Stage
+from stream_app.settings import Settings
 
 
 def session() -> Session:
     settings = Settings()
     stage = Stage(
-        "shuffle", "reports", "assignments", False, "group", "", elimination.EliminationPartition
+        "shuffle", "reports", "assignments", False, "group", "", agent.EliminationPartition
     )
     return Session(settings.kafka, stage, Metrics().stage("shuffle"))
 
 
 def test_not_ready_before_it_is_connected() -> None:
     """A runner without a session names what it waits for."""
-    runner: Runner = shuffle.make_runner(Settings())
+    runner: Runner = shuffler.make_runner(Settings())
 
     assert runner.unready() == "shuffle: a connection to Kafka"
 

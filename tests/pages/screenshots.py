@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from tests.chromium_fixtures import Browser
+from tests.support.chromium_fixtures import Browser
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "screenshots"
 COMMAND = (sys.executable, "-u", "-m", "stream_app", "demo", "--rate", "800")

@@ -12,16 +12,18 @@ from typing import Any
 from aiohttp import web
 
 from stream_app.broker import free_port
-from stream_app.config import MonitorSettings, resolve
 from stream_app.core.agents import Agent, State
 from stream_app.core.experiment import Experiment
 from stream_app.core.window import Place, Release
+from stream_app.definitions import resolve
 from stream_app.errors import Unavailable
-from stream_app.messages import Assignment, encode_sum, terms_of
 from stream_app.pages import install
 from stream_app.serving import Runner
+from stream_app.settings import MonitorSettings
 from stream_app.streams import Streams
 from stream_app.view import View
+from stream_app.wire.assignment import Assignment, terms_of
+from stream_app.wire.sum import encode_sum
 
 ARMS = ("spring", "summer", "autumn", "winter", "plain")
 MEANS = (0.75, 0.70, 0.60, 0.60, 0.60)

@@ -14,10 +14,10 @@ import pytest
 from producers.live import run_users
 from stream_app import registry
 from stream_app.broker import LocalBroker, free_port
-from stream_app.config import MonitorSettings
-from tests.chromium_fixtures import Browser
+from stream_app.settings import MonitorSettings
 from tests.integration import service
 from tests.pages.site import Run, Site, demo, feed
+from tests.support.chromium_fixtures import Browser
 
 MARKUP = "<img src=x onerror=alert(1)>"
 

@@ -341,7 +341,7 @@ async def test_transcript_from_a_topic(
 ) -> None:
     """Only this experiment's sums; what does not fit is named by its offset and can be read on."""
     from stream_app import kafka
-    from stream_app.config import KafkaSettings
+    from stream_app.settings import KafkaSettings
 
     settings = KafkaSettings(bootstrap=broker.bootstrap, topic_prefix="pages-transcript")
     await kafka.create_topics(settings, 1, 1)

@@ -15,8 +15,9 @@ from stream_app.core.agents import Agent, State
 from stream_app.core.experiment import Experiment
 from stream_app.core.terms import Limits, batch_id
 from stream_app.errors import Unavailable
-from stream_app.messages import Assignment, decode_report
-from stream_app.records import Rows
+from stream_app.kafka.record_batches import Rows
+from stream_app.wire.assignment import Assignment
+from stream_app.wire.report import decode_report
 from tests.core.build import experiment
 
 NAME = "test"

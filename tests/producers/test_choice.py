@@ -14,7 +14,7 @@ from producers.choice import Draws, Offers
 from stream_app.core.agents import Agent, Status
 from stream_app.core.terms import Limits
 from stream_app.errors import InvalidInput
-from stream_app.messages import decode_offer
+from stream_app.wire.assignment import decode_offer
 from tests.producers.build import NAME, assignment, banners, changed
 
 

@@ -11,11 +11,11 @@ from producers.client import Client
 from producers.journal import FileStore
 from producers.link import Acknowledged
 from producers.store import MemoryStore
-from stream_app.config import KafkaSettings, Settings
 from stream_app.core.agents import Agent
 from stream_app.errors import Unavailable
-from stream_app.messages import REPORT_BYTES, decode_report
-from stream_app.records import Rows
+from stream_app.kafka.record_batches import Rows
+from stream_app.settings import KafkaSettings, Settings
+from stream_app.wire.report import REPORT_BYTES, decode_report
 from tests.producers.build import NAME, Clock, FakeLink, assignment, banners, changed
 
 SETTINGS = Settings(kafka=KafkaSettings(connect_timeout_s=0.2))

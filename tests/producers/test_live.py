@@ -10,13 +10,14 @@ from click.testing import CliRunner
 from producers.link import Acknowledged
 from producers.live import Drift, Outcome, run_users
 from stream_app.commands.users import users
-from stream_app.config import KafkaSettings, Settings
 from stream_app.core.agents import Agent, Status
 from stream_app.core.experiment import Experiment
 from stream_app.core.window import Window, open_window
 from stream_app.errors import ConfigurationError, ShufflebanditError
-from stream_app.messages import Assignment, decode_report
-from stream_app.records import Rows
+from stream_app.kafka.record_batches import Rows
+from stream_app.settings import KafkaSettings, Settings
+from stream_app.wire.assignment import Assignment
+from stream_app.wire.report import decode_report
 from tests.producers.build import FakeLink, banners
 
 SETTINGS = Settings(kafka=KafkaSettings(connect_timeout_s=1))

@@ -16,8 +16,9 @@ from producers.web import make_vectors
 from stream_app import registry
 from stream_app.broker import LocalBroker, free_port
 from stream_app.commands.demo_web import pages
-from stream_app.config import Settings, resolve
 from stream_app.core.experiment import Experiment
+from stream_app.definitions import resolve
+from stream_app.settings import Settings
 from stream_app.view import View
 from tests.gateway.build import Site, assignment, banners, running
 from tests.gateway.test_on_kafka import serving, written

@@ -22,11 +22,11 @@ from typing import Any
 
 from stream_app import registry
 from stream_app.broker import LocalBroker
-from stream_app.config import Settings
 from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
-from stream_app.reading import read_partition
-from stream_app.stages.recovery import SAVED
+from stream_app.kafka.reading import read_partition
+from stream_app.settings import Settings
+from stream_app.shuffler.released import SAVED
 from tests.integration.service import (
     Worker,
     check,

@@ -25,8 +25,10 @@ from stream_app import kafka, registry
 from stream_app.broker import LocalBroker
 from stream_app.core.agents import Status
 from stream_app.errors import InvalidInput
-from stream_app.messages import Definition, decode_sum, encode_released
-from stream_app.stages.recovery import SAVED, Released
+from stream_app.shuffler.released import SAVED, ReleasedBatches
+from stream_app.wire.checkpoint import encode_released
+from stream_app.wire.definition import Definition
+from stream_app.wire.sum import decode_sum
 from tests.integration.fuzz.inputs import Inputs
 from tests.integration.fuzz.site import Site
 from tests.integration.service import (
@@ -96,7 +98,7 @@ def unlisted(site: Site) -> bytes | None:
     while True:
         value = site.inputs.value(encode_released(7, {b"a": 5}, {(b"a", 7)}))
         try:
-            Released.saved(value)
+            ReleasedBatches.saved(value)
         except InvalidInput:
             return value
 

@@ -13,9 +13,11 @@ from aiokafka.protocol.produce import ProduceRequest
 
 from stream_app import kafka
 from stream_app.broker import free_port
-from stream_app.config import Settings
 from stream_app.errors import InvalidInput
-from stream_app.messages import decode_assignment, decode_sum, encode_report
+from stream_app.settings import Settings
+from stream_app.wire.assignment import decode_assignment
+from stream_app.wire.report import encode_report
+from stream_app.wire.sum import decode_sum
 from tests.integration.fuzz.inputs import Inputs, unparsable
 from tests.integration.probes import rss_mb, series
 from tests.integration.service import Worker

@@ -12,13 +12,15 @@ import numpy as np
 from producers.replay.columns import Columns, Format
 from producers.replay.files import Source
 from producers.replay.log import Chunk, Log
-from stream_app.config import resolve
 from stream_app.core.agents import Agent, Status
 from stream_app.core.experiment import Experiment
 from stream_app.core.window import Window, open_window
+from stream_app.definitions import resolve
 from stream_app.errors import Unavailable
-from stream_app.messages import Assignment, decode_report, decode_sum, encode_sum, terms_of
-from stream_app.records import Rows
+from stream_app.kafka.record_batches import Rows
+from stream_app.wire.assignment import Assignment, terms_of
+from stream_app.wire.report import decode_report
+from stream_app.wire.sum import decode_sum, encode_sum
 from tests.producers.build import split
 
 KEY = bytes(range(32))

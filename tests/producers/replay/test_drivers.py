@@ -13,9 +13,9 @@ from producers.replay.match import Mode
 from producers.replay.report import report
 from producers.replay.session import Plan
 from producers.replay.tables import READER
-from stream_app.config import Settings
 from stream_app.core.agents import Status
 from stream_app.errors import ConfigurationError, InvalidInput, Unavailable
+from stream_app.settings import Settings
 from tests.producers.replay.build import (
     KEY,
     Service,

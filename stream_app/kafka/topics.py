@@ -1,0 +1,132 @@
+"""Which topics there are, how they are set up, and where an experiment lives in them."""
+
+import asyncio
+from collections.abc import Iterable
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import TopicAlreadyExistsError, for_code
+from aiokafka.partitioner import murmur2
+
+from stream_app.errors import ConfigurationError, Unavailable
+from stream_app.kafka.connection import admin
+from stream_app.settings import KafkaSettings
+
+DEFAULT_PARTITIONS = 8
+PUBLIC = ("experiments", "assignments", "sums")
+# The broker unpacks what clients compress: no codec of theirs can stop a reader, and no length of
+# a packed report tells what is in it.
+_PLAIN = {"compression.type": "uncompressed"}
+_COMPACT = {**_PLAIN, "cleanup.policy": "compact"}
+_HOUR_MS = str(3600 * 1000)
+# Every topic with its clean-up; `reports` is kept a week at most, `sums` for ever. Deleted reports
+# and checkpoints leave the brokers' disks with their segment's file: it is closed after an hour.
+TOPICS: dict[str, dict[str, str]] = {
+    "experiments": _COMPACT,
+    "assignments": {**_COMPACT, "min.cleanable.dirty.ratio": "0.1"},
+    "reports": {
+        **_PLAIN,
+        "cleanup.policy": "delete",
+        "retention.ms": str(7 * 24 * 3600 * 1000),
+        "segment.ms": _HOUR_MS,
+        "message.timestamp.type": "LogAppendTime",
+    },
+    "windows": {
+        **_COMPACT,
+        "min.cleanable.dirty.ratio": "0.1",
+        "max.compaction.lag.ms": _HOUR_MS,
+    },
+    "sums": {**_PLAIN, "cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
+}
+
+
+def topic(settings: KafkaSettings, name: str) -> str:
+    """A topic's full name."""
+    return f"{settings.topic_prefix}.{name}"
+
+
+def partition_of(experiment: str, partitions: int) -> int:
+    """The partition number that an experiment has in every topic: Kafka's default for its key."""
+    return int(murmur2(experiment.encode()) & 0x7FFFFFFF) % partitions
+
+
+async def create_topics(
+    settings: KafkaSettings, partitions: int | None, replication: int
+) -> list[str]:
+    """Create the topics that are missing, wait until all are there; returns the new ones' names.
+
+    `partitions` None means as many as the topics that exist, else DEFAULT_PARTITIONS.
+    """
+    async with admin(settings) as client:
+        existing = await _partition_counts(client, settings, TOPICS)
+        _same_count(existing)
+        present = next(iter(existing.values()), None)
+        wanted = partitions or present or DEFAULT_PARTITIONS
+        if present is not None and wanted != present:
+            raise ConfigurationError(
+                f"--partitions {wanted}: the topics exist with {present}; adding partitions to a "
+                "running system could release a batch twice, use the same number or another "
+                "kafka.topic_prefix"
+            )
+        missing = [name for name in TOPICS if name not in existing]
+        if missing:
+            await _create(client, settings, missing, wanted, replication)
+        return [topic(settings, name) for name in missing]
+
+
+async def _create(
+    client: AIOKafkaAdminClient,
+    settings: KafkaSettings,
+    names: list[str],
+    partitions: int,
+    replication: int,
+) -> None:
+    response = await client.create_topics(
+        [
+            NewTopic(topic(settings, name), partitions, replication, topic_configs=TOPICS[name])
+            for name in names
+        ]
+    )
+    for full_name, code, *message in response.topic_errors:
+        error = for_code(code)
+        if code and error is not TopicAlreadyExistsError:
+            raise Unavailable(f"topic {full_name}: {error.__name__}: {' '.join(map(str, message))}")
+    async with asyncio.timeout(settings.connect_timeout_s):
+        while len(await _partition_counts(client, settings, TOPICS)) < len(TOPICS):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+async def partition_count(settings: KafkaSettings, names: Iterable[str] = TOPICS) -> int:
+    """How many partitions these topics have. Raises if one is missing or differs."""
+    async with admin(settings) as client:
+        existing = await _partition_counts(client, settings, names)
+    missing = [topic(settings, name) for name in names if name not in existing]
+    if missing:
+        raise Unavailable(
+            f"topics {', '.join(missing)}: missing on {settings.bootstrap}, or no right to see "
+            "them; create them with: shufflebandit topics create"
+        )
+    _same_count(existing)
+    return next(iter(existing.values()))
+
+
+async def _partition_counts(
+    client: AIOKafkaAdminClient, settings: KafkaSettings, names: Iterable[str]
+) -> dict[str, int]:
+    """Of the topics that are there; one that is just coming or going has no partitions yet."""
+    present = set(await client.list_topics())
+    full = {topic(settings, name): name for name in names}
+    wanted = [name for name in full if name in present]
+    described = await client.describe_topics(wanted) if wanted else []
+    return {
+        full[entry["topic"]]: len(entry["partitions"]) for entry in described if entry["partitions"]
+    }
+
+
+def _same_count(counts: dict[str, int]) -> None:
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise ConfigurationError(
+            f"topics have different partition counts ({listed}): an experiment must have the same "
+            "partition in each; delete them, or use another kafka.topic_prefix, and then: "
+            "shufflebandit topics create"
+        )

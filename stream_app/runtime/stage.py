@@ -1,0 +1,108 @@
+"""What a stage is made of: its topics, the state of a partition, the log it recovers from."""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from stream_app.kafka import TOPICS, topic
+from stream_app.kafka.reading import read_to_end
+from stream_app.metrics.instruments import Times
+from stream_app.settings import KafkaSettings
+
+Record = Any  # aiokafka's ConsumerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A record to write, to the same partition number as the input's."""
+
+    topic: str
+    key: bytes
+    value: bytes | None
+    times: Times | None = field(default=None, compare=False)  # for the metrics only
+
+
+@dataclass(slots=True)
+class Readers:
+    """Consumers without a group, for recovery and refreshes; used under the session's lock."""
+
+    committed: AIOKafkaConsumer
+    uncommitted: AIOKafkaConsumer
+
+
+class Log:
+    """What a partition reads to recover: this partition of any topic, from its beginning."""
+
+    def __init__(self, settings: KafkaSettings, partition: int, readers: Readers) -> None:
+        self._settings, self._readers = settings, readers
+        self.partition = partition
+        self.ends: dict[str, int] = {}
+
+    async def read(
+        self, name: str, *, committed: bool = True, start: int = 0
+    ) -> AsyncGenerator[Sequence[Record], None]:
+        """All records of a topic's partition up to its end as of now; `ends` remembers the end."""
+        reader = self._readers.committed if committed else self._readers.uncommitted
+        place = TopicPartition(topic(self._settings, name), self.partition)
+        reader.assign([place])
+        self.ends[name] = start
+        compacted = TOPICS[name]["cleanup.policy"] == "compact"
+        async for records in read_to_end(reader, place, start, compacted=compacted):
+            self.ends[name] = records[-1].offset + 1
+            yield records
+
+
+async def newest(log: Log, topic: str) -> dict[bytes, bytes | None]:
+    """The last value of each key of a compacted topic; None where it is a tombstone."""
+    found: dict[bytes, bytes | None] = {}
+    async for records in log.read(topic):
+        found.update((record.key, record.value) for record in records if record.key is not None)
+    return found
+
+
+class Partition(Protocol):
+    """A stage's state for one input partition. Only `recover` waits for anything."""
+
+    async def recover(self, log: Log, mark: int | None) -> int:
+        """Build the state from the log; returns the input offset to begin at."""
+
+    def feed(self, records: Any, *, refreshed: bool) -> Any:
+        """Take input records; returns those for which the side topic must be read first."""
+
+    def side(self, records: Sequence[Record]) -> None:
+        """Take records of the side topic."""
+
+    def tick(self, now_ms: int) -> None:
+        """Time has passed; called about once a second."""
+
+    def take(self) -> list[Output]:
+        """The outputs since the last call, for one transaction."""
+
+    def wrote(self, ends: Mapping[str, int]) -> None:
+        """What was taken is committed; of each topic in it, the offset after its last record."""
+
+    def mark(self) -> int | None:
+        """The first input offset that a restart needs; None if no mark is kept."""
+
+    def counts(self) -> Mapping[str, int]:
+        """Totals since it was made; see `metrics.instruments.Counted`."""
+
+    def levels(self) -> Mapping[str, int]:
+        """How things stand now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What makes a stage: its topics, its group, its partitions' state."""
+
+    name: str
+    input: str
+    side: str
+    input_committed: bool
+    group: str
+    instance_id: str
+    make: Callable[[], Partition]
+    delete_input: bool = False  # once a committed mark says that no restart needs it
+    value_bytes: int | None = None  # if the input's values have one length: they come by column

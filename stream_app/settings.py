@@ -1,0 +1,211 @@
+"""Settings of a process: TOML and environment in, frozen values out, read once.
+
+The types say what is allowed; this module only reads, merges and turns a validation error into
+one line that names the setting, its value and the remedy. An option is declared once, as a field:
+files, `SHUFFLEBANDIT_<SECTION>_<FIELD>` variables and the documentation derive from it.
+"""
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from stream_app.core.terms import Limits
+from stream_app.errors import ConfigurationError
+
+_FORBID: dict[str, Any] = {"extra": "forbid"}
+
+
+class SecurityProtocol(StrEnum):
+    """Kafka's names for how a client connects."""
+
+    PLAINTEXT = "PLAINTEXT"
+    SSL = "SSL"
+    SASL_PLAINTEXT = "SASL_PLAINTEXT"
+    SASL_SSL = "SASL_SSL"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """Where Kafka is, and as whom we connect. The password is never printed."""
+
+    bootstrap: str = "localhost:9092"
+    security_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
+    sasl_mechanism: str = "SCRAM-SHA-512"
+    sasl_username: str = ""
+    sasl_password: str = field(default="", repr=False)
+    sasl_password_file: str = ""
+    tls_ca_file: str = ""
+    tls_certificate_file: str = ""
+    tls_key_file: str = ""
+    topic_prefix: str = "shufflebandit"
+    connect_timeout_s: float = 10.0
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleSettings:
+    """The shuffle stage."""
+
+    group: str = "shuffle"  # with the topics' prefix before it
+    # A restart rereads at most about this many records of a partition of `reports`.
+    max_reread_records: int = 500_000
+    # Reports that an open window has held longer are saved to `windows`; far below the retention
+    # of `reports`, so that retention never eats an open window.
+    max_unsaved_s: int = 3600
+    # Names this worker to the group so that it gets its partitions back at once after a restart.
+    # Only where names are unique (a StatefulSet).
+    instance_id: str = ""
+    # Keep reports after their batch is released, until the topic's retention ends, so that an
+    # auditor can count the sums again. The monitor shows what its own settings say of this: the
+    # same in all workers.
+    retain_reports_for_audit: bool = False
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRoleSettings:
+    """The elimination stage."""
+
+    group: str = "agent"  # with the topics' prefix before it
+    instance_id: str = ""
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """What a client lets one user spend, over all experiments."""
+
+    max_user_epsilon: Decimal = Decimal(4)
+    max_user_delta: Decimal = Decimal("0.001")
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorSettings:
+    """The monitor's web server."""
+
+    host: str = "127.0.0.1"
+    port: int = 6066
+    # Pages that are open at once, each with its stream of events.
+    max_streams: int = 100
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """The worker's own endpoint: /metrics, /healthz, /readyz."""
+
+    host: str = "127.0.0.1"
+    port: int = 9108  # 0: no endpoint
+    # Which experiments have series of their own: names or patterns (* ?), with commas between.
+    experiments: str = "*"
+    # Of those at most so many, and so many arms in all: running ones and the newest first.
+    max_experiments: int = 100
+    max_arms: int = 1000
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """The HTTP edge for devices."""
+
+    host: str = "127.0.0.1"
+    port: int = 6067
+    # Whose pages may use it, separated by spaces: "https://shop.example https://m.shop.example".
+    origins: str = ""
+    # Reports wait for so many requests, or so long, and leave together in random order.
+    hold_requests: int = 64
+    hold_ms: int = 100
+    # More reports than this are not held: 503.
+    max_waiting_reports: int = 100_000
+    # How long Kafka may take to acknowledge: then 503.
+    acknowledge_s: float = 5.0
+    # More reports than this get 429: from all senders, and on one connection.
+    max_reports_per_s: float = 50_000.0
+    max_connection_reports_per_s: float = 5_000.0
+    max_body_bytes: int = 262_144
+    body_timeout_s: float = 10.0
+    # Connections; when there are more, the one that has been idle longest is closed.
+    max_connections: int = 10_000
+    idle_timeout_s: float = 30.0
+    # Streams of changes among them.
+    max_streams: int = 5_000
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings of a process."""
+
+    kafka: KafkaSettings = field(default_factory=KafkaSettings)
+    limits: Limits = field(default_factory=Limits)
+    shuffle: ShuffleSettings = field(default_factory=ShuffleSettings)
+    agent: AgentRoleSettings = field(default_factory=AgentRoleSettings)
+    client: ClientSettings = field(default_factory=ClientSettings)
+    monitor: MonitorSettings = field(default_factory=MonitorSettings)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+_SETTINGS: TypeAdapter[Settings] = TypeAdapter(Settings)
+
+
+def load_settings(path: Path | None, environment: Mapping[str, str] | None = None) -> Settings:
+    """Settings from a TOML file, then the environment over it."""
+    raw = read_toml(path) if path is not None else {}
+    source = str(path) if path is not None else "settings"
+    for section in dataclasses.fields(Settings):
+        assert isinstance(section.default_factory, type)
+        for option in dataclasses.fields(section.default_factory):
+            variable = f"SHUFFLEBANDIT_{section.name}_{option.name}".upper()
+            value = (os.environ if environment is None else environment).get(variable)
+            if value is not None:
+                table(raw, section.name)[option.name] = value
+    try:
+        settings = _SETTINGS.validate_python(raw)
+    except ValidationError as error:
+        raise ConfigurationError(f"{source}: {describe(error)}") from None
+    return settings
+
+
+def describe(error: ValidationError) -> str:
+    """The first problem in one line: setting, value, what is allowed."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "value"
+    if first["type"] == "missing":
+        return f"{where}: missing; it must be set"
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"{where}: unknown setting; check its spelling against the README"
+    if "password" in f"{where} {first['input']}":  # a whole section is an input, too
+        return f"{where}: {first['msg'].lower()}"
+    return f"{where} = {str(first['input'])[:80]!r}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A file's content. Raises ConfigurationError."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: not a TOML file: {error}") from None
+
+
+def table(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A table of a file, made if it is not there. Raises ConfigurationError."""
+    found = raw.get(key)
+    if found is None and isinstance(raw, dict):
+        found = raw[key] = {}
+    if not isinstance(found, dict):
+        # Without its value: a password may be in it.
+        raise ConfigurationError(f"{key}: must be a table, [{key}]")
+    return found

@@ -1,1 +1,0 @@
-"""The two stages of the pipeline and the transactional runner that they share."""

@@ -1,0 +1,79 @@
+"""Records of `windows`: checkpoints, and the list of releases. As secret as reports."""
+
+import base64
+import dataclasses
+import operator
+from collections.abc import Iterable, Mapping
+
+import orjson
+
+from stream_app.core.window import Delta
+from stream_app.errors import InvalidInput
+from stream_app.wire.envelope import VERSION, integer, json_object, parse_place
+
+
+def delta_key(experiment: bytes, batch_id: str, number: int) -> bytes:
+    """The key of a checkpoint in `windows`: experiment/batch/number."""
+    return b"%b/%b/%d" % (experiment, batch_id.encode(), number)
+
+
+def encode_delta(delta: Delta) -> bytes:
+    """A checkpoint's record."""
+    return orjson.dumps(
+        {
+            "version": VERSION,
+            "batch": delta.batch_id,
+            "number": delta.number,
+            "ids": base64.b64encode(delta.ids).decode(),
+            "total": delta.total,
+            "first": dataclasses.asdict(delta.first),
+            "reached": delta.reached,
+        }
+    )
+
+
+def decode_delta(value: bytes | None) -> Delta:
+    """A checkpoint's record. Raises InvalidInput."""
+    raw = json_object(value, "batch", "number", "ids", "total", "first", "reached")
+    try:
+        ids = base64.b64decode(raw["ids"], validate=True)
+        batch_id = str(raw["batch"])
+    except (ValueError, TypeError) as error:
+        raise InvalidInput(f"window: {error}") from None
+    if len(ids) % 16:
+        raise InvalidInput("window: ids must be 16 bytes each")
+    return Delta(
+        batch_id,
+        integer(raw, "number"),
+        ids,
+        integer(raw, "total"),
+        parse_place(raw["first"]),
+        integer(raw, "reached"),
+    )
+
+
+def encode_released(
+    reached: int, through: Mapping[bytes, int], beyond: Iterable[tuple[bytes, int]]
+) -> bytes:
+    """The record of what is released: see `stages.recovery.Released`. Any bytes are Latin-1."""
+    return orjson.dumps(
+        {
+            "version": VERSION,
+            "reached": reached,
+            "through": {key.decode("latin-1"): number for key, number in through.items()},
+            "beyond": [[key.decode("latin-1"), number] for key, number in sorted(beyond)],
+        }
+    )
+
+
+def decode_released(value: bytes) -> tuple[int, dict[bytes, int], set[tuple[bytes, int]]]:
+    """What `encode_released` was given. Raises InvalidInput."""
+    raw = json_object(value, "reached", "through", "beyond")
+    try:
+        through = {
+            key.encode("latin-1"): operator.index(number) for key, number in raw["through"].items()
+        }
+        beyond = {(key.encode("latin-1"), operator.index(number)) for key, number in raw["beyond"]}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"released: {error}") from None
+    return integer(raw, "reached"), through, beyond

@@ -1,0 +1,26 @@
+"""Records of `reports`: one user's noisy answer. For the trusted side only."""
+
+import orjson
+
+# Every report has this length, whatever it says: 15 digits of sequence, 10 digits of ones.
+REPORT_BYTES = 136
+# Nothing longer is even parsed.
+MAX_REPORT_BYTES = 512
+
+
+def encode_report(batch_id: str, report_id: bytes, ones: int) -> bytes:
+    """One report, padded with spaces so that all have the same length."""
+    body = f'{{"batch":"{batch_id}","id":"{report_id.hex()}","ones":{ones}}}'
+    return body.encode().ljust(REPORT_BYTES)
+
+
+def decode_report(value: bytes) -> tuple[str, bytes, int]:
+    """Batch id, report id, count of ones; ValueError, KeyError or TypeError if malformed.
+
+    The hot path: the shuffle stage counts and drops, so no exception is translated here.
+    """
+    raw = orjson.loads(value)
+    batch_id, report_id, ones = raw["batch"], bytes.fromhex(raw["id"]), raw["ones"]
+    if len(report_id) != 16 or type(ones) is not int or type(batch_id) is not str or len(raw) != 3:
+        raise ValueError
+    return batch_id, report_id, ones

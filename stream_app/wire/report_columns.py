@@ -1,0 +1,263 @@
+"""Many reports at once: the hot path of the shuffle stage and of those who send.
+
+`encode_reports` and `Chunk.decoded` say what `report.encode_report` and `decode_report` say.
+Reports have one length, and their parts stand at places that depend only on the number of digits
+before the batch id's dot; so numpy puts them together, and takes them apart, by column. Whatever
+looks different is given to `decode_report`, which alone decides what is malformed.
+
+`Chunk.by_batch` sorts them, since a stage counts the reports to one batch together.
+"""
+
+import binascii
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_app.kafka.record_batches import Block, Rows
+from stream_app.wire.report import MAX_REPORT_BYTES, REPORT_BYTES, decode_report
+
+_HEAD = b'{"batch":"'
+_BEFORE_ID = b'","id":"'
+_BEFORE_ONES = b'","ones":'
+_HASH = 44  # characters of a batch id, from its dot on
+_MOST_DIGITS = 15  # of its sequence number, before the dot
+_MOST_ONES = 10  # digits
+_ZERO, _DOT, _BRACE, _SPACE = b"0.} "
+_BLANK = b" " * REPORT_BYTES
+_MOST = 2**63 - 1  # JSON may say up to 2**64; no batch allows anything near to either
+
+_Right = npt.NDArray[np.bool_]
+_Ids = npt.NDArray[np.void]  # 16 bytes each
+_Numbers = npt.NDArray[np.int64]
+
+
+class Reports(NamedTuple):
+    """A chunk by columns. A malformed report has no batch; a batch id may still be nonsense."""
+
+    batches: list[bytes | None]
+    ids: _Ids
+    ones: _Numbers
+
+
+class Group(NamedTuple):
+    """Which of the sorted reports are to one batch."""
+
+    batch: bytes | None
+    first: int
+    last: int  # behind them
+
+
+class Sorted(NamedTuple):
+    """A chunk's reports by column: those to one batch together, in the order of the log."""
+
+    groups: list[Group]
+    ids: list[bytes]
+    ones: list[int]
+    keys: list[bytes | None]
+    places: list[int]  # in the chunk
+
+    def only(self, group: Group, key: bytes) -> "Sorted":
+        """The reports of one group that have this key."""
+        some = [i for i in range(group.first, group.last) if self.keys[i] == key]
+        return Sorted(
+            [Group(group.batch, 0, len(some))],
+            [self.ids[i] for i in some],
+            [self.ones[i] for i in some],
+            [self.keys[i] for i in some],
+            [self.places[i] for i in some],
+        )
+
+
+def encode_reports(batch_id: str, ids: bytes, ones: Sequence[int]) -> Rows:
+    """Reports to one batch; `ids` has 16 bytes for each."""
+    head = _HEAD + batch_id.encode() + _BEFORE_ID
+    first, last = len(head), len(head) + 32
+    ends = {n: (_BEFORE_ONES + b"%d}" % n).ljust(REPORT_BYTES - last) for n in set(ones)}
+    rows = np.empty((len(ones), REPORT_BYTES), np.uint8)
+    rows[:, :first] = np.frombuffer(head, np.uint8)
+    rows[:, first:last] = np.frombuffer(binascii.hexlify(ids), np.uint8).reshape(-1, 32)
+    tails = b"".join([ends[n] for n in ones])
+    rows[:, last:] = np.frombuffer(tails, np.uint8).reshape(-1, REPORT_BYTES - last)
+    return rows
+
+
+class Chunk:
+    """Records of the reports' topic, by column and in their order."""
+
+    __slots__ = ("_odd", "_offsets", "_rows", "_times", "keys")
+
+    def __init__(
+        self,
+        keys: Sequence[bytes | None],
+        offsets: npt.NDArray[np.int64],
+        times: npt.NDArray[np.int64],
+        rows: Rows,
+        odd: Mapping[int, bytes],
+    ) -> None:
+        self.keys, self._offsets, self._times, self._rows = keys, offsets, times, rows
+        self._odd = odd  # the values that have not the length of a report, by place
+
+    @classmethod
+    def of(cls, records: "Chunk | Sequence[Any]") -> "Chunk":
+        """What a consumer fetched: records, and blocks of them."""
+        if isinstance(records, Chunk):
+            return records
+        parts: list[Chunk] = []
+        for kind, group in groupby(records, type):
+            some = list(group)
+            parts += map(_of_block, some) if kind is Block else [_of_records(some)]
+        if len(parts) <= 1:
+            return parts[0] if parts else _of_records([])
+        odd: dict[int, bytes] = {}
+        first = 0
+        for part in parts:
+            odd.update((first + place, value) for place, value in part._odd.items())
+            first += len(part)
+        return cls(
+            [key for part in parts for key in part.keys],
+            np.concatenate([part._offsets for part in parts]),
+            np.concatenate([part._times for part in parts]),
+            np.concatenate([part._rows for part in parts]),
+            odd,
+        )
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def part(self, first: int, last: int) -> "Chunk":
+        """The records from one place to before another."""
+        return Chunk(
+            self.keys[first:last],
+            self._offsets[first:last],
+            self._times[first:last],
+            self._rows[first:last],
+            {place - first: v for place, v in self._odd.items() if first <= place < last},
+        )
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Offset and time of a record."""
+        return int(self._offsets[index]), int(self._times[index])
+
+    def value(self, index: int) -> bytes:
+        """The bytes of a record; none where it has no value."""
+        return self._odd[index] if index in self._odd else self._rows[index].tobytes()
+
+    def decoded(self) -> Reports:
+        """What each value says; those longer than any report may be count as malformed."""
+        data = self._rows
+        dots = data[:, len(_HEAD) : len(_HEAD) + _MOST_DIGITS + 1] == _DOT
+        ends = dots.argmax(axis=1) + (len(_HEAD) + _HASH)
+        layouts = np.flatnonzero(np.bincount(ends)).tolist()
+        if len(layouts) == 1:
+            reports, right = _columns(data, layouts[0])
+        else:
+            reports, right = _mixed(data, ends, layouts)
+        for row in np.flatnonzero(~right).tolist():
+            reports.batches[row], report_id, reports.ones[row] = _decode(self.value(row))
+            reports.ids[row] = np.void(report_id)
+        return reports
+
+    def by_batch(self) -> Sorted:
+        """What each value says, sorted by batch."""
+        batches, ids, ones = self.decoded()
+        labels = {batch: label for label, batch in enumerate(dict.fromkeys(batches))}
+        if len(labels) <= 1:
+            groups = [Group(batch, 0, len(batches)) for batch in labels]
+            places = list(range(len(batches)))
+            return Sorted(groups, ids.tolist(), ones.tolist(), list(self.keys), places)
+        # As small as they can be: numpy sorts numbers of two bytes without comparing them.
+        kind = np.min_scalar_type(len(labels))
+        each = np.fromiter(map(labels.__getitem__, batches), kind, len(batches))
+        order = np.argsort(each, kind="stable")
+        bounds = np.cumsum(np.bincount(each)).tolist()
+        groups = list(map(Group, labels, [0, *bounds], bounds))
+        places = order.tolist()
+        keys = list(map(self.keys.__getitem__, places))
+        return Sorted(groups, ids[order].tolist(), ones[order].tolist(), keys, places)
+
+
+def _mixed(data: Rows, ends: npt.NDArray[np.intp], layouts: list[int]) -> tuple[Reports, _Right]:
+    """Reports whose batch ids end at different places."""
+    size = len(data)
+    batches: list[bytes | None] = [None] * size
+    ids, ones = np.zeros(size, "V16"), np.zeros(size, np.int64)
+    right = np.zeros(size, np.bool_)
+    for end in layouts:
+        rows = np.flatnonzero(ends == end)
+        part, right[rows] = _columns(data[rows], end)
+        ids[rows], ones[rows] = part.ids, part.ones
+        for row, batch in zip(rows.tolist(), part.batches, strict=True):
+            batches[row] = batch
+    return Reports(batches, ids, ones), right
+
+
+def _of_block(block: Block) -> Chunk:
+    offsets = np.arange(block.first, block.offset + 1)
+    return Chunk(block.keys, offsets, block.times, block.rows, {})
+
+
+def _of_records(records: Sequence[Any]) -> Chunk:
+    values = [record.value or b"" for record in records]
+    odd = {i: value for i, value in enumerate(values) if len(value) != REPORT_BYTES}
+    if odd:
+        values = [_BLANK if i in odd else value for i, value in enumerate(values)]
+    return Chunk(
+        [record.key for record in records],
+        np.array([record.offset for record in records], np.int64),
+        np.array([record.timestamp for record in records], np.int64),
+        np.frombuffer(b"".join(values), np.uint8).reshape(-1, REPORT_BYTES),
+        odd,
+    )
+
+
+def _columns(data: Rows, end: int) -> tuple[Reports, _Right]:
+    """Reports whose batch id ends at one place, and which of the rows look like that."""
+    first = end + len(_BEFORE_ID)
+    last = first + 32
+    number = last + len(_BEFORE_ONES)
+    ones, right = _numbers(data[:, number:])
+    right &= data[:, end - _HASH] == _DOT
+    right &= _text(data[:, : len(_HEAD)]) == _HEAD
+    right &= _text(data[:, end:first]) == _BEFORE_ID
+    right &= _text(data[:, last:number]) == _BEFORE_ONES
+    digits = data[:, first:last]
+    try:
+        ids = binascii.unhexlify(digits.tobytes())
+    except binascii.Error:
+        valid = np.isin(digits, np.frombuffer(b"0123456789abcdef", np.uint8)).all(axis=1)
+        right &= valid
+        ids = binascii.unhexlify(np.where(valid.reshape(-1, 1), digits, _ZERO).tobytes())
+    batches = data[:, len(_HEAD) : end].view(f"V{end - len(_HEAD)}")[:, 0]
+    return Reports(batches.tolist(), np.frombuffer(bytearray(ids), "V16"), ones), right
+
+
+def _text(columns: Rows) -> npt.NDArray[np.bytes_]:
+    return columns.view(f"S{columns.shape[1]}")[:, 0]
+
+
+def _numbers(text: Rows) -> tuple[_Numbers, _Right]:
+    """The number at the start of each row, and where just a brace and blanks follow it."""
+    lengths = (text[:, : _MOST_ONES + 1] == _BRACE).argmax(axis=1)
+    blanks = (text == _SPACE).sum(axis=1)
+    right = (lengths > 0) & (blanks == text.shape[1] - 1 - lengths)
+    right &= (lengths == 1) | (text[:, 0] != _ZERO)
+    numbers = np.zeros(len(text), np.int64)
+    for place in range(int(lengths.max(initial=0))):
+        digit, inside = text[:, place] - _ZERO, place < lengths
+        right &= ~inside | (digit < 10)
+        numbers = np.where(inside, 10 * numbers + digit, numbers)
+    return numbers, right
+
+
+def _decode(value: bytes) -> tuple[bytes | None, bytes, int]:
+    """One report that does not look like the others."""
+    try:
+        if len(value) <= MAX_REPORT_BYTES:
+            batch_id, report_id, ones = decode_report(value)
+            return batch_id.encode(), report_id, min(ones, _MOST)
+    except (ValueError, KeyError, TypeError):
+        pass
+    return None, bytes(16), 0
