@@ -3,7 +3,7 @@
 faust runs the worker's life: the stages are its services, the monitor's agents and web pages are
 its own. It opens no Kafka connection itself: its consumer needs a group, reads uncommitted
 records, and cannot be stopped while Kafka is away (measured: it hung for more than 60 s). The
-monitor's records come to the agents through channels instead; see `monitor.Reader`.
+monitor's records come to the agents through channels instead; see `monitor.reader`.
 """
 
 import asyncio
@@ -24,15 +24,17 @@ import uvloop
 from faust.app import BootStrategy
 from faust.web.base import BlueprintManager
 
-from stream_app import agent, gateway, kafka, logs, monitor, pages, serving, shuffler
+from stream_app import agent, gateway, kafka, logs, shuffler
 from stream_app.errors import Unavailable
 from stream_app.logs import log
 from stream_app.metrics import endpoint
 from stream_app.metrics.experiments import ExperimentCollector
 from stream_app.metrics.instruments import Metrics
+from stream_app.monitor import pages, server
+from stream_app.monitor import reader as monitor_reader
+from stream_app.monitor.transcript import Transcript
+from stream_app.monitor.view import View
 from stream_app.settings import GatewaySettings, MonitorSettings, Settings
-from stream_app.transcript import Transcript
-from stream_app.view import View
 
 # A stop takes 5 s at most: so long for the stages, then for the rest, then by force. Nothing is
 # lost by force: what matters is in Kafka's log.
@@ -180,11 +182,11 @@ def build(settings: Settings, roles: frozenset[Role], metrics: Metrics | None = 
 def _monitor(app: App, settings: Settings, metrics: Metrics) -> Runs:
     view = View(reports_retained=settings.shuffle.retain_reports_for_audit)
     metrics.registry.register(ExperimentCollector(view, settings.metrics))
-    reader = monitor.attach(app, settings.kafka, view)
+    reader = monitor_reader.attach(app, settings.kafka, view)
     # Without faust's own pages (router, tables), and without its wait of 60 s for open requests.
     web: Any = app.web
     web.blueprints = BlueprintManager()
-    web._runner = serving.Runner(web.web_app, settings.monitor)
+    web._runner = server.Runner(web.web_app, settings.monitor)
     pages.install(web.web_app, view, reader, Transcript(settings.kafka), settings.monitor)
     return reader
 

@@ -76,7 +76,7 @@ def test_runs_outside_the_repository(installed: Path, tmp_path: Path) -> None:
         installed, "shufflebandit", "simulate", "five-arms.toml", "--runs", "3",
         "--set", "horizon=20000", "--json", cwd=tmp_path,
     )  # fmt: skip
-    look = "import stream_app; from stream_app import pages; print(stream_app.__file__); "
+    look = "import stream_app; from stream_app.monitor import pages; print(stream_app.__file__); "
     look += "print(*pages._files())"
     where, files = outside(installed, "python", "-c", look, cwd=tmp_path).splitlines()
 

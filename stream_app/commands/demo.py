@@ -25,11 +25,11 @@ from stream_app.core.experiment import PRESETS, Experiment, Guarantee
 from stream_app.core.mechanisms import plain
 from stream_app.definitions import resolve
 from stream_app.errors import CheckFailed, Unavailable
-from stream_app.monitor import Reader
+from stream_app.monitor.reader import Reader
+from stream_app.monitor.terminal import headline, render
+from stream_app.monitor.view import View
 from stream_app.settings import KafkaSettings, Settings
 from stream_app.supervisor import complaints, end, supervised
-from stream_app.terminal import headline, render
-from stream_app.view import View
 
 # Five banners; the best is better by .05.
 _DEMO: dict[str, Any] = {

@@ -22,9 +22,9 @@ from stream_app.commands.output import console
 from stream_app.definitions import resolve
 from stream_app.errors import Unavailable
 from stream_app.gateway import Gateway
+from stream_app.monitor.view import View
 from stream_app.settings import KafkaSettings, Settings
 from stream_app.supervisor import complaints, end, supervised
-from stream_app.view import View
 
 NAME = "shop"
 _SHOP: dict[str, Any] = {

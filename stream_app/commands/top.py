@@ -12,9 +12,9 @@ from stream_app.commands.connection import run, with_settings
 from stream_app.commands.demo import following
 from stream_app.commands.output import console
 from stream_app.errors import ConfigurationError
+from stream_app.monitor.terminal import headline, overview, render
+from stream_app.monitor.view import View
 from stream_app.settings import Settings
-from stream_app.terminal import headline, overview, render
-from stream_app.view import View
 
 
 @click.command()

@@ -12,8 +12,8 @@ import pytest
 from stream_app.metrics.edge import EdgeMetrics
 from stream_app.metrics.experiments import ExperimentCollector
 from stream_app.metrics.instruments import Metrics
+from stream_app.monitor.view import View
 from stream_app.settings import MetricsSettings
-from stream_app.view import View
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"

@@ -22,8 +22,8 @@ from stream_app.core.agents import Agent
 from stream_app.core.experiment import Experiment
 from stream_app.kafka.reading import read_partition
 from stream_app.metrics.experiments import regret_bounds
+from stream_app.monitor.view import regret
 from stream_app.settings import Settings
-from stream_app.view import regret
 from stream_app.wire.assignment import Assignment, decode_assignment
 from stream_app.wire.sum import decode_sum
 from tests.deploy.observing import (

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stream_app.core.agents import Agent, Status
 from stream_app.metrics.experiments import ExperimentCollector, regret_bounds
+from stream_app.monitor.view import View, regret
 from stream_app.settings import MetricsSettings
-from stream_app.view import View, regret
 from stream_app.wire.assignment import Assignment
 from tests.core.build import experiment
 

@@ -18,8 +18,8 @@ from stream_app.broker import LocalBroker, free_port
 from stream_app.commands.demo_web import pages
 from stream_app.core.experiment import Experiment
 from stream_app.definitions import resolve
+from stream_app.monitor.view import View
 from stream_app.settings import Settings
-from stream_app.view import View
 from tests.gateway.build import Site, assignment, banners, running
 from tests.gateway.test_on_kafka import serving, written
 from tests.integration.service import check, last_assignment, settings_for, topics, workers

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from stream_app.core.agents import Agent, ArmState
-from stream_app.history import MAX_POINTS, Track, most_points
+from stream_app.monitor.history import MAX_POINTS, Track, most_points
 from tests.core.build import experiment
-from tests.pages.site import Run, demo
+from tests.monitor.site import Run, demo
 
 DEFINED = experiment(horizon=10_000, means=(0.7, 0.2))
 

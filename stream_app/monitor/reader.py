@@ -17,8 +17,8 @@ from aiokafka.errors import KafkaError
 from stream_app import kafka
 from stream_app.errors import Unavailable
 from stream_app.logs import log
+from stream_app.monitor.view import View
 from stream_app.settings import KafkaSettings
-from stream_app.view import View
 
 # Records of one fetch: the agents hold the event loop for about 0.2 ms each.
 _CHUNK = 100

@@ -17,11 +17,11 @@ from stream_app.core.experiment import Experiment
 from stream_app.core.window import Place, Release
 from stream_app.definitions import resolve
 from stream_app.errors import Unavailable
-from stream_app.pages import install
-from stream_app.serving import Runner
+from stream_app.monitor.events import Streams
+from stream_app.monitor.pages import install
+from stream_app.monitor.server import Runner
+from stream_app.monitor.view import View
 from stream_app.settings import MonitorSettings
-from stream_app.streams import Streams
-from stream_app.view import View
 from stream_app.wire.assignment import Assignment, terms_of
 from stream_app.wire.sum import encode_sum
 

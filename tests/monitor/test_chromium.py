@@ -16,7 +16,7 @@ from stream_app import registry
 from stream_app.broker import LocalBroker, free_port
 from stream_app.settings import MonitorSettings
 from tests.integration import service
-from tests.pages.site import Run, Site, demo, feed
+from tests.monitor.site import Run, Site, demo, feed
 from tests.support.chromium_fixtures import Browser
 
 MARKUP = "<img src=x onerror=alert(1)>"

@@ -8,8 +8,8 @@ import pytest
 from stream_app.core.agents import Agent, ArmState, State, Status
 from stream_app.core.experiment import Experiment
 from stream_app.core.window import Place, Release
-from stream_app.history import MAX_POINTS
-from stream_app.view import View, regret
+from stream_app.monitor.history import MAX_POINTS
+from stream_app.monitor.view import View, regret
 from stream_app.wire.assignment import Assignment
 from stream_app.wire.sum import encode_sum
 from tests.core.build import experiment

@@ -15,10 +15,10 @@ import orjson
 from aiohttp import web
 
 from stream_app.errors import Unavailable
-from stream_app.serving import add_headers, refusal
+from stream_app.monitor.events import Channel, Streams
+from stream_app.monitor.server import add_headers, refusal
+from stream_app.monitor.view import View
 from stream_app.settings import MonitorSettings
-from stream_app.streams import Channel, Streams
-from stream_app.view import View
 
 # The list of experiments on the page; `/api/experiments` has all of them.
 MAX_LISTED = 200
@@ -74,7 +74,7 @@ def _files() -> dict[str, tuple[bytes, str]]:
     """The page's files by name: what is not here does not exist."""
     return {
         file.name: (file.read_bytes(), _TYPES[ending])
-        for file in resources.files("stream_app").joinpath("web").iterdir()
+        for file in resources.files("stream_app.monitor").joinpath("web").iterdir()
         if (ending := file.name.rpartition(".")[2]) in _TYPES
     }
 

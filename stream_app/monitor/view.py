@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from stream_app import words
 from stream_app.core.agents import Agent
 from stream_app.core.terms import MAX_INTEGER, Terms
 from stream_app.errors import InvalidInput
-from stream_app.history import IMPOSSIBLE, Track, most_points, thin, tidy
+from stream_app.monitor import wording
+from stream_app.monitor.history import IMPOSSIBLE, Track, most_points, thin, tidy
 from stream_app.wire.assignment import Assignment, decode_assignment
 from stream_app.wire.sum import decode_sum
 
@@ -163,7 +163,7 @@ class View:
             "sums": entry.sums,
             "last_release_ms": entry.released_ms,
         }
-        return {**shown, "words": words.describe(shown)}
+        return {**shown, "words": wording.describe(shown)}
 
     def _of(self, assignment: Assignment) -> Agent:
         return self._agent(assignment.experiment)

@@ -12,11 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stream_app import serving, streams, transcript
 from stream_app.broker import LocalBroker
 from stream_app.core.agents import Status
-from stream_app.view import View
-from tests.pages.site import FakeSums, Run, Site, demo, feed
+from stream_app.monitor import events, server, transcript
+from stream_app.monitor.view import View
+from tests.monitor.site import FakeSums, Run, Site, demo, feed
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def until(holds: Callable[[], bool], within_s: float = 5) -> None:
         await asyncio.sleep(0.02)
 
 
-async def events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+async def received(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
     async for line in answer.content:
         if line.startswith(b"data: "):
             yield json.loads(line[6:])
@@ -147,7 +147,7 @@ async def test_requests_are_small(client: aiohttp.ClientSession) -> None:
 
 async def test_connections_are_limited(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit a connection is told so; one that says nothing is closed in time."""
-    monkeypatch.setattr(serving, "_FIRST_REQUEST_S", 0.5)
+    monkeypatch.setattr(server, "_FIRST_REQUEST_S", 0.5)
     silent = [
         await asyncio.open_connection("127.0.0.1", site.settings.port)
         for _ in range(site.settings.max_streams + 100)
@@ -204,7 +204,7 @@ async def test_a_change_is_pushed(site: Site, client: aiohttp.ClientSession) -> 
     """The newest state at once, then each change within a second, at most four in a second."""
     run = Run(demo())
     async with client.get("/api/experiments/demo/events") as answer:
-        following = events(answer)
+        following = received(answer)
         first = await anext(following)
         began = time.monotonic()
         site.do(site.view.assignment, run.assignment())
@@ -221,13 +221,13 @@ async def test_a_change_is_pushed(site: Site, client: aiohttp.ClientSession) -> 
     assert first["experiment"] is None
     assert took < 1
     assert seen[-1]["experiment"]["serve"] == "spring"
-    assert len(seen) - 1 <= (time.monotonic() - began) / streams.EVERY_S + 1
+    assert len(seen) - 1 <= (time.monotonic() - began) / events.EVERY_S + 1
 
 
 async def test_kafkas_absence_is_pushed(site: Site, client: aiohttp.ClientSession) -> None:
     """A page must know that what it shows is no longer current."""
     async with client.get("/api/events") as answer:
-        following = events(answer)
+        following = received(answer)
         before = await anext(following)
         site.health.connected = False
         after = await anext(following)
@@ -262,14 +262,14 @@ async def test_a_stuck_reader_holds_up_nobody(
     site: Site, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another stream goes on, and the stuck one is dropped."""
-    monkeypatch.setattr(streams, "_STUCK_S", 0.5)
-    channel = streams.Channel(time.monotonic_ns, lambda: "x" * 3_000_000, 0.01)
+    monkeypatch.setattr(events, "_STUCK_S", 0.5)
+    channel = events.Channel(time.monotonic_ns, lambda: "x" * 3_000_000, 0.01)
     monkeypatch.setattr(site.streams, "_channels", {"experiment stuck": channel})
     reader, writer = await asyncio.open_connection("127.0.0.1", site.settings.port, limit=1024)
     writer.write(b"GET /api/experiments/stuck/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await reader.readline()
     async with client.get("/api/experiments/demo/events") as answer:
-        following = events(answer)
+        following = received(answer)
         await anext(following)
         site.do(site.view.assignment, Run(demo()).assignment())
         async with asyncio.timeout(2):
@@ -282,7 +282,7 @@ async def test_a_quiet_stream_says_that_it_lives(
     client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A comment comes as heartbeat."""
-    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.3)
+    monkeypatch.setattr(events, "HEARTBEAT_S", 0.3)
     async with client.get("/api/experiments/demo/events") as answer, asyncio.timeout(5):
         lines = [await answer.content.readline() for _ in range(3)]
 
