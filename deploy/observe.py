@@ -19,11 +19,11 @@ from pathlib import Path
 
 from producers.live import run_users
 from stream_app import kafka, registry
-from stream_app.broker import LocalBroker, free_port
 from stream_app.definitions import resolve
 from stream_app.errors import ShufflebanditError, Unavailable
+from stream_app.local.broker import LocalBroker, free_port
+from stream_app.local.processes import complaints, end, supervised
 from stream_app.settings import KafkaSettings, Settings
-from stream_app.supervisor import complaints, end, supervised
 
 HERE = Path(__file__).parent
 GRAFANA = "/d/shufflebandit?from=now-15m&to=now"

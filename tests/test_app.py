@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from stream_app import kafka
-from stream_app.broker import LocalBroker, free_port
 from stream_app.core.agents import Agent, Status
+from stream_app.local.broker import LocalBroker, free_port
 from stream_app.logs import LineFormatter, RateLimit, describe
 from stream_app.settings import KafkaSettings
 from stream_app.wire.assignment import Assignment

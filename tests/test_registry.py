@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from stream_app import kafka, registry
-from stream_app.broker import LocalBroker
 from stream_app.core.agents import Agent, Status
 from stream_app.errors import ConfigurationError, Unavailable
+from stream_app.local.broker import LocalBroker
 from stream_app.wire.assignment import Assignment
 from stream_app.wire.definition import Definition
 from tests.support.transcripts import Writer, fresh_settings, make_topics, play, spring

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from stream_app.broker import run_foreground
-from stream_app.jars import fetch
+from stream_app.local.broker import run_foreground
+from stream_app.local.kafka_jars import fetch
 
 
 @click.command()

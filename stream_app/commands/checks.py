@@ -4,7 +4,9 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from stream_app import audit as checks
+from stream_app.audit import recount
+from stream_app.audit import verify as public
+from stream_app.audit.verify import CheckResult
 from stream_app.commands.connection import run, with_settings
 from stream_app.commands.output import console, echo_json, json_option
 from stream_app.errors import CheckFailed
@@ -24,7 +26,7 @@ def verify(name: str, as_json: bool, settings: Settings) -> None:
 
     Every sum's terms, id and certificate, and the agent's last state, computed again from the sums.
     """
-    _finish(run(settings, checks.verify(settings.kafka, name)), as_json, verified(name))
+    _finish(run(settings, public.verify(settings.kafka, name)), as_json, verified(name))
 
 
 @click.command()
@@ -38,7 +40,7 @@ def audit(name: str, as_json: bool, settings: Settings) -> None:
     (shuffle.retain_reports_for_audit): of a batch whose reports were deleted, only what the public
     topics show is checked.
     """
-    _finish(run(settings, checks.audit(settings.kafka, name)), as_json, audited(name))
+    _finish(run(settings, recount.audit(settings.kafka, name)), as_json, audited(name))
 
 
 def verified(name: str) -> str:
@@ -51,7 +53,7 @@ def audited(name: str) -> str:
     return f"{name}: every sum is that of its reports, and no batch ever showed two values"
 
 
-def _finish(report: checks.Report, as_json: bool, claim: str) -> None:
+def _finish(report: CheckResult, as_json: bool, claim: str) -> None:
     if as_json:
         echo_json(report.as_json())
     else:
@@ -64,7 +66,7 @@ def _finish(report: checks.Report, as_json: bool, claim: str) -> None:
         )
 
 
-def _print(report: checks.Report, claim: str) -> None:
+def _print(report: CheckResult, claim: str) -> None:
     if report.sums and len(report.sums) <= _FEW:
         console().print(_table(report))
     for line in report.differences[:_FEW]:
@@ -80,7 +82,7 @@ def _print(report: checks.Report, claim: str) -> None:
         click.echo(f"{claim} ({counted})")
 
 
-def _table(report: checks.Report) -> Table:
+def _table(report: CheckResult) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("batch", justify="right")
     table.add_column("arm")

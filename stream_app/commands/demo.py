@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.live import Live
 
 from producers.live import Outcome, run_users
-from stream_app import audit, kafka, registry
-from stream_app.broker import LocalBroker, free_port
+from stream_app import kafka, registry
+from stream_app.audit.recount import audit
+from stream_app.audit.verify import verify
 from stream_app.commands.checks import audited, verified
 from stream_app.commands.output import console
 from stream_app.core import simulation
@@ -25,11 +26,12 @@ from stream_app.core.experiment import PRESETS, Experiment, Guarantee
 from stream_app.core.mechanisms import plain
 from stream_app.definitions import resolve
 from stream_app.errors import CheckFailed, Unavailable
+from stream_app.local.broker import LocalBroker, free_port
+from stream_app.local.processes import complaints, end, supervised
 from stream_app.monitor.reader import Reader
 from stream_app.monitor.terminal import headline, render
 from stream_app.monitor.view import View
 from stream_app.settings import KafkaSettings, Settings
-from stream_app.supervisor import complaints, end, supervised
 
 # Five banners; the best is better by .05.
 _DEMO: dict[str, Any] = {
@@ -239,7 +241,7 @@ def _comparison(experiment: Experiment) -> tuple[float, float]:
 
 async def _checks(out: Console, settings: KafkaSettings, name: str) -> None:
     found: list[str] = []
-    for check, claim in ((audit.verify, verified(name)), (audit.audit, audited(name))):
+    for check, claim in ((verify, verified(name)), (audit, audited(name))):
         report = await check(settings, name)
         wrong = report.differences + report.unchecked
         found += wrong

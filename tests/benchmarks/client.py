@@ -8,7 +8,7 @@ import uvloop
 
 from producers.client import Client
 from producers.store import MemoryStore
-from stream_app.broker import LocalBroker
+from stream_app.local.broker import LocalBroker
 from stream_app.settings import Settings
 from tests.benchmarks.harness import Outcome, compare
 from tests.benchmarks.traffic import opening, reports, send

@@ -20,8 +20,8 @@ import uvloop
 from aiohttp import web
 
 from stream_app import kafka
-from stream_app.broker import LocalBroker, free_port
 from stream_app.gateway import Gateway
+from stream_app.local.broker import LocalBroker, free_port
 from stream_app.settings import Settings
 from stream_app.wire.assignment import decode_offer
 from tests.benchmarks.harness import Outcome, compare

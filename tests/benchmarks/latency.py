@@ -22,9 +22,9 @@ from aiokafka import TopicPartition
 from producers.link import KafkaLink
 from producers.live import run_users
 from stream_app import kafka, registry
-from stream_app.broker import LocalBroker
 from stream_app.core.experiment import Experiment
 from stream_app.core.terms import Terms, parse
+from stream_app.local.broker import LocalBroker
 from stream_app.settings import Settings
 from stream_app.wire.assignment import decode_offer
 from tests.benchmarks.harness import Outcome, compare

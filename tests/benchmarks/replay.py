@@ -21,11 +21,11 @@ from producers.replay.log import Log
 from producers.replay.match import Mode
 from producers.replay.report import report
 from stream_app import registry
-from stream_app.broker import LocalBroker
 from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
 from stream_app.definitions import resolve
 from stream_app.kafka.record_batches import Rows
+from stream_app.local.broker import LocalBroker
 from stream_app.settings import Settings
 from stream_app.wire.report_columns import encode_reports
 from tests.benchmarks.harness import Outcome, compare, seconds

@@ -15,10 +15,10 @@ from typing import Any
 import uvloop
 
 from stream_app import agent, kafka, shuffler
-from stream_app.broker import LocalBroker, free_port
 from stream_app.core.agents import Agent
 from stream_app.core.window import Place, Release
 from stream_app.kafka.reading import read_partition
+from stream_app.local.broker import LocalBroker, free_port
 from stream_app.runtime.runner import Runner
 from stream_app.settings import Settings
 from stream_app.shuffler.released import SAVED

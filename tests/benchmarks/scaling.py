@@ -6,7 +6,7 @@ from typing import Any
 
 import uvloop
 
-from stream_app.broker import LocalBroker
+from stream_app.local.broker import LocalBroker
 from tests.benchmarks.scale import crowded
 from tests.benchmarks.traffic import drained, waiting
 

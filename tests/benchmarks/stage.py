@@ -12,7 +12,7 @@ import uvloop
 from aiokafka import TopicPartition
 
 from stream_app import kafka
-from stream_app.broker import LocalBroker
+from stream_app.local.broker import LocalBroker
 from stream_app.settings import Settings
 from tests.benchmarks.harness import Outcome, compare
 from tests.benchmarks.traffic import collecting_rarely, drained, plain_aiokafka, waiting

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from stream_app import cli
-from stream_app.broker import LocalBroker
+from stream_app.local.broker import LocalBroker
 from stream_app.settings import KafkaSettings
 from tests.support.transcripts import fresh_settings, make_topics
 

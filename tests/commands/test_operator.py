@@ -16,8 +16,8 @@ from aiokafka import TopicPartition
 from aiokafka.admin import NewTopic, RecordsToDelete
 
 from stream_app import kafka
-from stream_app.broker import LocalBroker
 from stream_app.definitions import load_experiment
+from stream_app.local.broker import LocalBroker
 from stream_app.settings import KafkaSettings
 from stream_app.wire.assignment import Assignment
 from tests.commands.conftest import Run

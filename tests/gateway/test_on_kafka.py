@@ -14,9 +14,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stream_app import kafka, registry
-from stream_app.broker import LocalBroker, free_port
 from stream_app.gateway import Gateway
 from stream_app.kafka.reading import read_partition
+from stream_app.local.broker import LocalBroker, free_port
 from stream_app.settings import Settings
 from stream_app.wire.assignment import decode_offer
 from stream_app.wire.report import REPORT_BYTES

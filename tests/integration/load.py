@@ -29,8 +29,8 @@ from aiokafka import TopicPartition
 
 from producers.link import KafkaLink
 from stream_app import kafka, registry
-from stream_app.broker import LocalBroker, free_port
 from stream_app.core.terms import parse
+from stream_app.local.broker import LocalBroker, free_port
 from stream_app.settings import Settings
 from stream_app.wire.assignment import decode_offer
 from tests.benchmarks.traffic import rows

@@ -47,8 +47,8 @@ from aiokafka.protocol.transaction import InitProducerIdRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from stream_app import kafka
-from stream_app.broker import LocalBroker
 from stream_app.kafka import acls
+from stream_app.local.broker import LocalBroker
 from stream_app.settings import KafkaSettings, SecurityProtocol, Settings, load_settings
 
 PROPERTIES = Path(__file__).parents[2] / "deploy" / "kafka" / "secured.properties"

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from producers.live import run_users
-from stream_app import audit, kafka, registry
+from stream_app import kafka, registry
+from stream_app.audit.recount import audit
+from stream_app.audit.verify import verify
 from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
 from stream_app.definitions import resolve
@@ -145,8 +147,8 @@ async def check(settings: Settings, names: Sequence[str]) -> tuple[int, int]:
 
     async def one(name: str) -> tuple[int, int]:
         async with slots:
-            verified = await audit.verify(settings.kafka, name)
-            audited = await audit.audit(settings.kafka, name)
+            verified = await verify(settings.kafka, name)
+            audited = await audit(settings.kafka, name)
         found = [*verified.differences, *audited.differences, *audited.unchecked]
         found += await left_out(settings, name, audited.sums)
         assert not found, f"{name}: {found[:20]}"  # a helper's assert says no more by itself

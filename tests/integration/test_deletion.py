@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from stream_app import audit, kafka, registry
-from stream_app.broker import LocalBroker
+from stream_app import kafka, registry
+from stream_app.audit.recount import audit
+from stream_app.audit.verify import verify
 from stream_app.core.agents import Status
 from stream_app.core.terms import Terms
 from stream_app.kafka.reading import read_partition
+from stream_app.local.broker import LocalBroker
 from stream_app.settings import Settings
 from stream_app.wire.assignment import Assignment, decode_assignment
 from stream_app.wire.report import encode_report
@@ -136,8 +138,8 @@ async def test_no_report_is_left(broker: LocalBroker, tmp_path: Path) -> None:
     assert 0 < early < whole
     for name in ("busy", "stalled"):
         verified, audited = (
-            await audit.verify(settings.kafka, name),
-            await audit.audit(settings.kafka, name),
+            await verify(settings.kafka, name),
+            await audit(settings.kafka, name),
         )
         assert verified.differences == audited.differences == ()
         assert len(audited.unchecked) == verified.batches > 5

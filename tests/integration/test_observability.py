@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stream_app.broker import LocalBroker, free_port
 from stream_app.core.agents import Agent
 from stream_app.core.experiment import Experiment
 from stream_app.kafka.reading import read_partition
+from stream_app.local.broker import LocalBroker, free_port
 from stream_app.metrics.experiments import regret_bounds
 from stream_app.monitor.view import regret
 from stream_app.settings import Settings

@@ -15,10 +15,12 @@ from aiokafka import TopicPartition
 from click.testing import CliRunner, Result
 
 from producers.live import run_users
-from stream_app import audit, cli, kafka, registry
-from stream_app.broker import free_port
+from stream_app import cli, kafka, registry
+from stream_app.audit.recount import audit
+from stream_app.audit.verify import verify
 from stream_app.core.agents import Status
 from stream_app.kafka import acls
+from stream_app.local.broker import free_port
 from stream_app.settings import Settings, load_settings
 from tests.integration.secured import (
     GROUP,
@@ -239,8 +241,8 @@ async def test_the_service_with_a_user_for_each_role(secured: Secured, tmp_path:
         await until(lambda: _assigned(operator, "guarded"))
         async with asyncio.timeout(240):
             outcome = await run_users(client, "guarded", seed=1, experiment=definition)
-        verified = await audit.verify(monitor.kafka, "guarded")
-        audited = await audit.audit(auditor.kafka, "guarded")
+        verified = await verify(monitor.kafka, "guarded")
+        audited = await audit(auditor.kafka, "guarded")
         ended = f'"state":"{outcome.status}"'
         await until(lambda: says(ports["GATEWAY_PORT"], "/v1/experiments/guarded", ended))
         await until(lambda: says(ports["MONITOR_PORT"], "/api/experiments/guarded", ended))

@@ -16,12 +16,12 @@ import pytest
 from producers.client import Client
 from producers.live import NewUsers, run_users
 from stream_app import kafka, registry
-from stream_app.broker import LocalBroker
 from stream_app.core.agents import Agent, Status
 from stream_app.core.mechanisms import Calibration, MechanismName, Promise, calibrate
 from stream_app.core.terms import Terms, batch_id
 from stream_app.errors import Unavailable
 from stream_app.kafka.reading import read_partition
+from stream_app.local.broker import LocalBroker
 from stream_app.settings import Settings
 from stream_app.wire.assignment import Assignment
 from stream_app.wire.report import encode_report

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from stream_app import cli, kafka
-from stream_app.broker import LocalBroker
 from stream_app.errors import ConfigurationError, Unavailable
 from stream_app.kafka import acls
+from stream_app.local.broker import LocalBroker
 from stream_app.settings import KafkaSettings, SecurityProtocol, Settings, load_settings
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,9 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaTimeoutError
 
 from stream_app import kafka
-from stream_app.broker import LocalBroker
 from stream_app.errors import ConfigurationError, Unavailable
 from stream_app.kafka.reading import read_partition, read_to_end
+from stream_app.local.broker import LocalBroker
 from stream_app.settings import KafkaSettings
 from tests.support.transcripts import PARTITIONS, Writer, fresh_settings, make_topics, spring
 

@@ -5,8 +5,8 @@ import socket
 import pytest
 from aiohttp import ClientSession
 
-from stream_app.broker import free_port
 from stream_app.errors import Unavailable
+from stream_app.local.broker import free_port
 from stream_app.metrics import endpoint
 from stream_app.metrics.instruments import Metrics
 from stream_app.settings import MetricsSettings

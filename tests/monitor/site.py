@@ -11,12 +11,12 @@ from typing import Any
 
 from aiohttp import web
 
-from stream_app.broker import free_port
 from stream_app.core.agents import Agent, State
 from stream_app.core.experiment import Experiment
 from stream_app.core.window import Place, Release
 from stream_app.definitions import resolve
 from stream_app.errors import Unavailable
+from stream_app.local.broker import free_port
 from stream_app.monitor.events import Streams
 from stream_app.monitor.pages import install
 from stream_app.monitor.server import Runner

@@ -13,7 +13,7 @@ import pytest
 
 from producers.live import run_users
 from stream_app import registry
-from stream_app.broker import LocalBroker, free_port
+from stream_app.local.broker import LocalBroker, free_port
 from stream_app.settings import MonitorSettings
 from tests.integration import service
 from tests.monitor.site import Run, Site, demo, feed

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stream_app.broker import LocalBroker
 from stream_app.core.agents import Status
+from stream_app.local.broker import LocalBroker
 from stream_app.monitor import events, server, transcript
 from stream_app.monitor.view import View
 from tests.monitor.site import FakeSums, Run, Site, demo, feed

@@ -12,11 +12,11 @@ from producers.journal import FileStore
 from producers.live import run_users
 from producers.store import MemoryStore
 from stream_app import kafka
-from stream_app.broker import LocalBroker
 from stream_app.core.agents import Agent, Status
 from stream_app.core.experiment import Experiment
 from stream_app.errors import ConfigurationError, Unavailable
 from stream_app.kafka.reading import read_partition
+from stream_app.local.broker import LocalBroker
 from stream_app.settings import KafkaSettings, Settings
 from stream_app.wire.assignment import Assignment
 from stream_app.wire.definition import Definition

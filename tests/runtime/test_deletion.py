@@ -8,7 +8,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from stream_app import kafka, shuffler
-from stream_app.broker import LocalBroker
+from stream_app.local.broker import LocalBroker
 from stream_app.metrics.instruments import Metrics
 from tests.runtime.test_runner import Site, opened, site, until
 from tests.support.partition_log import assignment, terms

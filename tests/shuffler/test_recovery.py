@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_app import kafka
-from stream_app.broker import LocalBroker
 from stream_app.errors import InvalidInput
+from stream_app.local.broker import LocalBroker
 from stream_app.runtime.stage import Log, Readers
 from stream_app.shuffler.released import ReleasedBatches, aborted_sums, read_released
 from stream_app.wire.sum import peek_sequence

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from stream_app.broker import LocalBroker
 from stream_app.errors import Unavailable
-from stream_app.jars import fetch, find_java
+from stream_app.local.broker import LocalBroker
+from stream_app.local.kafka_jars import fetch, find_java
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,12 @@ import orjson
 from aiokafka import AIOKafkaProducer
 
 from stream_app import kafka
-from stream_app.broker import LocalBroker
 from stream_app.core.agents import Agent, OpenBatch, State
 from stream_app.core.experiment import Experiment
+from stream_app.core.terms import parse
 from stream_app.core.window import open_window
 from stream_app.errors import ConfigurationError, Unavailable
+from stream_app.local.broker import LocalBroker
 from stream_app.settings import KafkaSettings
 from stream_app.wire.assignment import Assignment, terms_of
 from stream_app.wire.definition import Definition
@@ -175,3 +176,9 @@ class Writer:
 
     def assignment(self, done: Transcript, folded: int) -> Assignment:
         return Assignment(self.experiment, done.states[-1], folded)
+
+
+def reissued(record: bytes, **changes: Any) -> bytes:
+    """A sum with other terms, whose id fits them."""
+    terms = {**orjson.loads(record)["terms"], **changes}
+    return edited(record, terms=terms, batch=parse(terms).batch_id)

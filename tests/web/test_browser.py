@@ -14,10 +14,10 @@ from scipy import stats
 
 from producers.web import make_vectors
 from stream_app import registry
-from stream_app.broker import LocalBroker, free_port
 from stream_app.commands.demo_web import pages
 from stream_app.core.experiment import Experiment
 from stream_app.definitions import resolve
+from stream_app.local.broker import LocalBroker, free_port
 from stream_app.monitor.view import View
 from stream_app.settings import Settings
 from tests.gateway.build import Site, assignment, banners, running

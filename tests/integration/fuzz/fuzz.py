@@ -22,9 +22,9 @@ from typing import Any
 from aiokafka import TopicPartition
 
 from stream_app import kafka, registry
-from stream_app.broker import LocalBroker
 from stream_app.core.agents import Status
 from stream_app.errors import InvalidInput
+from stream_app.local.broker import LocalBroker
 from stream_app.shuffler.released import SAVED, ReleasedBatches
 from stream_app.wire.checkpoint import encode_released
 from stream_app.wire.definition import Definition

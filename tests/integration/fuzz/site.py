@@ -12,8 +12,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.protocol.produce import ProduceRequest
 
 from stream_app import kafka
-from stream_app.broker import free_port
 from stream_app.errors import InvalidInput
+from stream_app.local.broker import free_port
 from stream_app.settings import Settings
 from stream_app.wire.assignment import decode_assignment
 from stream_app.wire.report import encode_report

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_app.broker import LocalBroker
+from stream_app.local.broker import LocalBroker
 from tests.integration.fuzz.fuzz import run
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from stream_app.errors import Unavailable
-from stream_app.supervisor import complaints, run
+from stream_app.local.processes import complaints, run
 
 KAFKA: Final = "4.3.1"
 JAVA: Final = 17

@@ -13,11 +13,11 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from stream_app.broker import LocalBroker
 from stream_app.errors import Unavailable
-from stream_app.jars import KAFKA, MANIFEST, fetch
+from stream_app.local.broker import LocalBroker
+from stream_app.local.kafka_jars import KAFKA, MANIFEST, fetch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def processes(word: str) -> list[str]:
@@ -127,7 +127,7 @@ def test_stop_leaves_nothing(broker: LocalBroker) -> None:
 def test_dies_with_its_parent(broker: LocalBroker) -> None:
     """SIGKILL of the Python that started it leaves no Java and no temporary folder."""
     parent = python(
-        "import time; from stream_app.broker import LocalBroker\n"
+        "import time; from stream_app.local.broker import LocalBroker\n"
         "broker = LocalBroker(); broker.start(); print(broker.data, flush=True); time.sleep(600)"
     )
     with parent:
@@ -147,7 +147,7 @@ def test_dies_with_its_parent(broker: LocalBroker) -> None:
 def test_foreground(broker: LocalBroker, tmp_path: Path, number: signal.Signals) -> None:
     """The command prints where Kafka is, and ends cleanly when it is told to."""
     parent = python(
-        "from pathlib import Path; from stream_app.broker import run_foreground\n"
+        "from pathlib import Path; from stream_app.local.broker import run_foreground\n"
         f"run_foreground(data=Path({str(tmp_path)!r}))"
     )
     with parent:

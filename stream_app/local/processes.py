@@ -1,7 +1,7 @@
 """Child processes that never outlive this one, however it ends. Knows processes, not Kafka.
 
-Each command runs under a small supervisor process, which kills it when the pipe from the parent
-closes; and the kernel kills it with the supervisor. Everything here blocks.
+Each command runs under a small process of its own (`supervisor`), which kills it when the pipe
+from the parent closes; and the kernel kills it with the supervisor. Everything here blocks.
 """
 
 import contextlib
@@ -13,36 +13,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-# Arguments: the parent's process id, a folder to delete if the parent vanishes (or ""), a command.
-# One byte on standard input: kill the command. End of file, or another parent: the parent is gone.
-# A process forked from the parent may hold the pipe open, hence the look at getppid.
-SUPERVISOR: Final = """\
-import ctypes, os, select, shutil, signal, subprocess, sys, threading
-parent, scratch, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-this, orphaned = os.getpid(), False
-prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: None
-
-def die_with_supervisor():
-    prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; tied to the forking thread, here the main one
-    if os.getppid() != this:
-        os._exit(1)
-
-def watch():
-    global orphaned
-    while os.getppid() == parent and not select.select([0], [], [], 1)[0]:
-        pass
-    orphaned = os.getppid() != parent or not os.read(0, 1)
-    os.kill(child.pid, signal.SIGKILL)
-
-# SIGTERM comes to the whole group and is the command's to obey. Not SIG_IGN: it would inherit that.
-signal.signal(signal.SIGTERM, lambda *_: None)
-child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_supervisor)
-threading.Thread(target=watch, daemon=True).start()
-code = child.wait()
-if orphaned and scratch:
-    shutil.rmtree(scratch, ignore_errors=True)
-os._exit(code if code >= 0 else 128 - code)
-"""
+_SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")
 COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 NOISE: Final = re.compile(r"\s|$|Picked up|Error: (A fatal|Could not create)")
 COMPLAINT: Final = re.compile("ERROR|Error|Exception|Caused by")
@@ -52,7 +23,7 @@ def supervised(
     command: list[str], log: Path, scratch: Path | None = None
 ) -> subprocess.Popen[bytes]:
     """Starts a command that dies with this process, in its own group: no Ctrl-C reaches it."""
-    supervisor = [sys.executable, "-I", "-S", "-c", SUPERVISOR, str(os.getpid())]
+    supervisor = [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid())]
     with log.open("ab") as output:
         return subprocess.Popen(
             [*supervisor, str(scratch or ""), *command],

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from stream_app.errors import Unavailable
-from stream_app.jars import KAFKA, fetch, find_java
-from stream_app.supervisor import complaints, end, run, supervised
+from stream_app.local.kafka_jars import KAFKA, fetch, find_java
+from stream_app.local.processes import complaints, end, run, supervised
 
 HOST: Final = "127.0.0.1"
 START_S: Final = 120.0  # 3 s on an idle machine; a crowded one only needs longer

@@ -1,78 +1,30 @@
-"""The checks that anyone can make: `verify` from the public topics, `audit` from the reports too.
+"""The check with the reports at hand: is every released sum the one that its reports give?
 
-The service is a pure function of its log. `verify` checks every sum's terms and certificate and
-folds all sums again (refold.py): the agent's last assignment must come out. `audit` counts every
-released sum again from `reports`, and reads `sums` as an untrusted reader can, with what was
-aborted: a batch has one value, ever. The recount is written apart from the shuffle stage's window
-on purpose. Both only read; differences are given in words, none if all is well.
+`audit` is `verify`, and then counts every released sum again from `reports`; it reads `sums` as an
+untrusted reader can, with what was aborted: a batch has one value, ever. The recount is written
+apart from the shuffle stage's window on purpose. It only reads; differences are given in words.
 """
 
 import hashlib
 from collections.abc import Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any
 
 from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
-from stream_app import kafka, registry
+from stream_app import kafka
+from stream_app.audit.verify import CheckResult, read_sums, verify
 from stream_app.errors import InvalidInput
-from stream_app.kafka.reading import read_partition, read_to_end
-from stream_app.refold import refold
+from stream_app.kafka.reading import read_to_end
 from stream_app.settings import KafkaSettings
 from stream_app.wire.report import MAX_REPORT_BYTES, decode_report
 from stream_app.wire.sum import Sum, decode_sum
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a check found."""
-
-    experiment: str
-    batches: int  # released sums that were checked
-    reports: int  # reports in them
-    differences: tuple[str, ...]
-    unchecked: tuple[str, ...] = ()
-    sums: tuple[Sum, ...] = field(default=(), repr=False)
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        return {
-            "experiment": self.experiment,
-            "batches": self.batches,
-            "reports": self.reports,
-            "differences": list(self.differences),
-            "unchecked": list(self.unchecked),
-        }
-
-
-async def verify(settings: KafkaSettings, name: str) -> Report:
-    """Check an experiment from `experiments`, `assignments` and `sums`, committed records only."""
-    # The assignment first: all sums that it has folded are on their topic by then.
-    entry = await registry.find(settings, name)
-    records = await _sums(settings, name, committed=True)
-    found = refold(entry, ((record.offset, record.value) for record in records))
-    users = sum(one.terms.mechanism.promise.batch_size for one in found.sums)
-    return Report(name, len(found.sums), users, tuple(found.differences), sums=tuple(found.sums))
-
-
-async def _sums(settings: KafkaSettings, name: str, *, committed: bool) -> list[ConsumerRecord]:
-    """The experiment's sums in the log's order."""
-    partition = kafka.partition_of(name, await kafka.partition_count(settings, kafka.PUBLIC))
-    key = name.encode()
-    return [
-        record
-        async for records in read_partition(settings, "sums", partition, committed=committed)
-        for record in records
-        if record.key == key
-    ]
-
-
-async def audit(settings: KafkaSettings, name: str) -> Report:
+async def audit(settings: KafkaSettings, name: str) -> CheckResult:
     """`verify`, then count every sum again from `reports`; needs the right to read them."""
     verified = await verify(settings, name)
-    released, differences = one_value_each(await _sums(settings, name, committed=False))
+    released, differences = one_value_each(await read_sums(settings, name, committed=False))
     recounts = {batch_id: _Recount(found) for batch_id, found in released.items()}
     start = await _recount(settings, name, recounts)
     unchecked = []
@@ -86,7 +38,7 @@ async def audit(settings: KafkaSettings, name: str) -> Report:
         else:
             differences += [f"batch {batch_id}: {line}" for line in wrong]
     checked = [r for r in recounts.values() if r.complete]
-    return Report(
+    return CheckResult(
         name,
         len(checked),
         sum(r.size for r in checked),
