@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from producers.live import run_users
+from producers.simulated_users import run_users
 from stream_app import kafka, registry
 from stream_app.definitions import resolve
 from stream_app.errors import ShufflebanditError, Unavailable

@@ -23,10 +23,10 @@ from typing import Self
 
 import numpy as np
 
-from producers.choice import Batch, Report, Shown
-from producers.desk import Counts, Desk
-from producers.link import KafkaLink, Link
+from producers.batches import Batch, Report, Shown
+from producers.client_state import Counts, Desk
 from producers.store import Budget, Store
+from producers.transport import KafkaLink, Link
 from stream_app.core.agents import Status
 from stream_app.errors import InvalidInput, Unavailable
 from stream_app.kafka.record_batches import Rows, rows_in_batch

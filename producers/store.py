@@ -2,7 +2,7 @@
 
 Users are kept as a keyed hash, the key in the same store. A reward is not kept: a waiting report
 holds nothing of it until it is encoded, then only the noisy count. All of a store is as secret as
-the topic `reports`. `producers.journal.FileStore` is a file for one process; a product with a
+the topic `reports`. `producers.file_store.FileStore` is a file for one process; a product with a
 database of its own implements `Store` on it.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple, Protocol
 
-from producers.choice import Report
+from producers.batches import Report
 from stream_app.core.mechanisms import Promise
 from stream_app.settings import ClientSettings
 

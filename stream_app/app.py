@@ -31,7 +31,7 @@ from stream_app.metrics import endpoint
 from stream_app.metrics.experiments import ExperimentCollector
 from stream_app.metrics.instruments import Metrics
 from stream_app.monitor import pages, server
-from stream_app.monitor import reader as monitor_reader
+from stream_app.monitor.reader import Reader, takers
 from stream_app.monitor.transcript import Transcript
 from stream_app.monitor.view import View
 from stream_app.settings import GatewaySettings, MonitorSettings, Settings
@@ -182,13 +182,27 @@ def build(settings: Settings, roles: frozenset[Role], metrics: Metrics | None = 
 def _monitor(app: App, settings: Settings, metrics: Metrics) -> Runs:
     view = View(reports_retained=settings.shuffle.retain_reports_for_audit)
     metrics.registry.register(ExperimentCollector(view, settings.metrics))
-    reader = monitor_reader.attach(app, settings.kafka, view)
+    reader = Reader(settings.kafka, _channels(app, view))
     # Without faust's own pages (router, tables), and without its wait of 60 s for open requests.
     web: Any = app.web
     web.blueprints = BlueprintManager()
     web._runner = server.Runner(web.web_app, settings.monitor)
     pages.install(web.web_app, view, reader, Transcript(settings.kafka), settings.monitor)
     return reader
+
+
+def _channels(app: App, view: View) -> dict[str, Any]:
+    """A channel for each public topic, and an agent behind it that keeps the view."""
+    channels = {}
+    for topic, take in takers(view).items():
+        channels[topic] = channel = app.channel()
+
+        async def agent(stream: Any, take: Any = take) -> None:
+            async for records in stream:
+                take(records)
+
+        app.agent(channel, name=topic)(agent)
+    return channels
 
 
 class _Worker(faust.Worker):

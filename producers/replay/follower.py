@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from producers.choice import Offers
-from producers.link import Link
+from producers.batches import Offers
+from producers.transport import Link
 from stream_app.core.agents import State
 from stream_app.core.experiment import Experiment
 from stream_app.errors import ConfigurationError, InvalidInput, Unavailable

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from producers.link import Link
 from producers.replay import position
 from producers.replay.compare import others
 from producers.replay.files import fingerprint
@@ -23,6 +22,7 @@ from producers.replay.memory import Player, Run
 from producers.replay.noise import fresh_key
 from producers.replay.stream import Driver
 from producers.replay.survey import Survey
+from producers.transport import Link
 from stream_app.core.experiment import Experiment
 from stream_app.errors import ConfigurationError
 from stream_app.settings import Settings

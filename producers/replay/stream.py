@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from producers.link import KafkaLink, Link
 from producers.replay.follower import Follower
 from producers.replay.log import Chunk, Floats
 from producers.replay.match import Matcher, Taken
 from producers.replay.memory import Run
 from producers.replay.noise import BatchNoise
 from producers.replay.position import Position, Step
+from producers.transport import KafkaLink, Link
 from stream_app.core.agents import State, Status
 from stream_app.core.experiment import Experiment
 from stream_app.errors import ConfigurationError, Unavailable

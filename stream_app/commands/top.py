@@ -9,9 +9,9 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from stream_app.commands.connection import run, with_settings
-from stream_app.commands.demo import following
 from stream_app.commands.output import console
 from stream_app.errors import ConfigurationError
+from stream_app.monitor.reader import following
 from stream_app.monitor.terminal import headline, overview, render
 from stream_app.monitor.view import View
 from stream_app.settings import Settings

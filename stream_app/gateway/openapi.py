@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 
 from stream_app.core.agents import Status
-from stream_app.gateway.intake import MAX_REPORTS, Outcome
+from stream_app.gateway.reports import MAX_REPORTS, Outcome
 from stream_app.settings import GatewaySettings
 from stream_app.wire.envelope import VERSION
 

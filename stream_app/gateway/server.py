@@ -16,12 +16,13 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from stream_app.errors import InvalidInput, Unavailable
-from stream_app.gateway import intake, openapi
-from stream_app.gateway.answers import Refused, json, later, preflight, shared_headers
-from stream_app.gateway.board import Board
-from stream_app.gateway.door import Door, room
-from stream_app.gateway.intake import Outcome, Posting
-from stream_app.gateway.outbox import Full, Outbox
+from stream_app.gateway import openapi
+from stream_app.gateway import reports as intake
+from stream_app.gateway.assignments import Board
+from stream_app.gateway.limits import Door, room
+from stream_app.gateway.mixer import Full, Outbox
+from stream_app.gateway.reports import Outcome, Posting
+from stream_app.gateway.responses import Refused, json, later, preflight, shared_headers
 from stream_app.logs import log
 from stream_app.metrics.edge import TURNED_AWAY, EdgeMetrics
 from stream_app.metrics.instruments import REFUSED, Metrics

@@ -6,11 +6,11 @@ the web in `pages`.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-import faust
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
@@ -91,21 +91,38 @@ class Reader:
                 heard = time.monotonic()
 
 
-def attach(app: faust.App, settings: KafkaSettings, view: View) -> Reader:
-    """Give the application the agents that keep the view; returns the reader to run."""
-    channels = {"assignments": app.channel(), "sums": app.channel()}
-    reader = Reader(settings, channels)
+@contextlib.asynccontextmanager
+async def following(settings: KafkaSettings, view: View) -> AsyncIterator[None]:
+    """Keep a view current from the public topics, without an application around it."""
+    halt = asyncio.Event()
+    reader = Reader(settings, {name: _Direct(take) for name, take in takers(view).items()})
+    task = asyncio.ensure_future(reader.run(halt))
+    try:
+        yield
+    finally:
+        halt.set()
+        await task
 
-    @app.agent(channels["assignments"], name="assignments")
-    async def take_assignments(stream: Any) -> None:
-        async for records in stream:
-            for record in records:
-                view.assignment(record.value)
 
-    @app.agent(channels["sums"], name="sums")
-    async def take_sums(stream: Any) -> None:
-        async for records in stream:
-            for record in records:
-                view.sum(record.value, record.timestamp)
+class _Direct:
+    """A channel that gives its records to the view at once."""
 
-    return reader
+    def __init__(self, take: Callable[[Sequence[Any]], None]) -> None:
+        self._take = take
+
+    async def send(self, value: Sequence[Any]) -> None:
+        self._take(value)
+
+
+def takers(view: View) -> dict[str, Callable[[Sequence[Any]], None]]:
+    """What puts the records of each public topic into the view."""
+
+    def assignments(records: Sequence[Any]) -> None:
+        for record in records:
+            view.assignment(record.value)
+
+    def sums(records: Sequence[Any]) -> None:
+        for record in records:
+            view.sum(record.value, record.timestamp)
+
+    return {"assignments": assignments, "sums": sums}

@@ -19,8 +19,8 @@ from time import perf_counter
 import uvloop
 from aiokafka import TopicPartition
 
-from producers.link import KafkaLink
-from producers.live import run_users
+from producers.simulated_users import run_users
+from producers.transport import KafkaLink
 from stream_app import kafka, registry
 from stream_app.core.experiment import Experiment
 from stream_app.core.terms import Terms, parse

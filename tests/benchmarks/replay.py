@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from producers.choice import Batch
-from producers.link import KafkaLink
+from producers.batches import Batch
 from producers.replay import session
 from producers.replay.columns import Columns
 from producers.replay.files import Source
@@ -20,6 +19,7 @@ from producers.replay.follower import Follower
 from producers.replay.log import Log
 from producers.replay.match import Mode
 from producers.replay.report import report
+from producers.transport import KafkaLink
 from stream_app import registry
 from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment

@@ -12,8 +12,8 @@ import aiohttp
 
 from stream_app.errors import Unavailable
 from stream_app.gateway import Gateway
-from stream_app.gateway.board import Board
-from stream_app.gateway.outbox import Full, Outbox
+from stream_app.gateway.assignments import Board
+from stream_app.gateway.mixer import Full, Outbox
 from stream_app.local.broker import free_port
 from stream_app.settings import Settings
 from stream_app.wire.assignment import decode_offer

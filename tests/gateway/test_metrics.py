@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stream_app.errors import Unavailable
 from stream_app.gateway import Gateway
-from stream_app.gateway.outbox import Full
+from stream_app.gateway.mixer import Full
 from stream_app.metrics.edge import EdgeMetrics
 from tests.gateway.build import ORIGIN, body, report, running
 

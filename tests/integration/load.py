@@ -27,7 +27,7 @@ from pathlib import Path
 
 from aiokafka import TopicPartition
 
-from producers.link import KafkaLink
+from producers.transport import KafkaLink
 from stream_app import kafka, registry
 from stream_app.core.terms import parse
 from stream_app.local.broker import LocalBroker, free_port

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from producers.live import run_users
+from producers.simulated_users import run_users
 from stream_app import kafka, registry
 from stream_app.audit.recount import audit
 from stream_app.audit.verify import verify

@@ -14,7 +14,7 @@ import pytest
 from aiokafka import TopicPartition
 from click.testing import CliRunner, Result
 
-from producers.live import run_users
+from producers.simulated_users import run_users
 from stream_app import cli, kafka, registry
 from stream_app.audit.recount import audit
 from stream_app.audit.verify import verify

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from producers.client import Client
-from producers.live import NewUsers, run_users
+from producers.simulated_users import NewUsers, run_users
 from stream_app import kafka, registry
 from stream_app.core.agents import Agent, Status
 from stream_app.core.mechanisms import Calibration, MechanismName, Promise, calibrate

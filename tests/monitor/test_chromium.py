@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from producers.live import run_users
+from producers.simulated_users import run_users
 from stream_app import registry
 from stream_app.local.broker import LocalBroker, free_port
 from stream_app.settings import MonitorSettings

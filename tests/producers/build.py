@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from producers.desk import Desk
-from producers.link import Acknowledged
+from producers.client_state import Desk
 from producers.store import Budget, MemoryStore, Store
+from producers.transport import Acknowledged
 from stream_app.core.agents import Agent, State
 from stream_app.core.experiment import Experiment
 from stream_app.core.terms import Limits, batch_id

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from producers.client import Client
-from producers.journal import FileStore
-from producers.link import Acknowledged
+from producers.file_store import FileStore
 from producers.store import MemoryStore
+from producers.transport import Acknowledged
 from stream_app.core.agents import Agent
 from stream_app.errors import Unavailable
 from stream_app.kafka.record_batches import Rows

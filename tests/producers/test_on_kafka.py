@@ -8,8 +8,8 @@ import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
 from producers.client import Client
-from producers.journal import FileStore
-from producers.live import run_users
+from producers.file_store import FileStore
+from producers.simulated_users import run_users
 from producers.store import MemoryStore
 from stream_app import kafka
 from stream_app.core.agents import Agent, Status

@@ -12,9 +12,9 @@ import orjson
 import pytest
 from scipy import stats
 
+from producers.commands.demo_web import pages
 from producers.web import make_vectors
 from stream_app import registry
-from stream_app.commands.demo_web import pages
 from stream_app.core.experiment import Experiment
 from stream_app.definitions import resolve
 from stream_app.local.broker import LocalBroker, free_port

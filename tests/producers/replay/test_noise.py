@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from producers.client import Client
+from producers.commands.replay import replay
 from producers.replay import session
 from producers.replay.noise import BatchNoise, Stream
-from stream_app.commands.replay import replay
 from stream_app.core.mechanisms import Calibration, Mechanism, MechanismName, Promise, calibrate
 from tests.producers.replay.build import KEY
 

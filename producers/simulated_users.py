@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from producers.choice import Report
+from producers.batches import Report
 from producers.client import Client
-from producers.link import Link
 from producers.store import NOTHING, Saved, Spent
+from producers.transport import Link
 from stream_app import kafka
 from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment

@@ -8,7 +8,7 @@ import resource
 from collections.abc import Callable
 from typing import Protocol
 
-from stream_app.gateway.intake import MAX_REPORTS
+from stream_app.gateway.reports import MAX_REPORTS
 from stream_app.settings import GatewaySettings
 
 _OTHER_FILES = 200  # of the process: Kafka's connections, pipes, libraries

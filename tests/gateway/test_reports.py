@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from stream_app.core.agents import Status
 from stream_app.errors import InvalidInput
-from stream_app.gateway.board import posted
-from stream_app.gateway.intake import Outcome, read, sift
+from stream_app.gateway.assignments import posted
+from stream_app.gateway.reports import Outcome, read, sift
 from stream_app.wire.assignment import decode_offer
 from stream_app.wire.report import REPORT_BYTES, decode_report
 from tests.gateway.build import assignment, batch_of, report

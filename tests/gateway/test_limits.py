@@ -78,7 +78,7 @@ async def _served(site: Site) -> float:
 def test_the_limit_of_open_files() -> None:
     """It is raised as far as it may; what does not fit is not promised."""
     script = (
-        "import resource as r; from stream_app.gateway.door import room;"
+        "import resource as r; from stream_app.gateway.limits import room;"
         "r.setrlimit(r.RLIMIT_NOFILE, (100, 1000));"
         "print(room(500), *r.getrlimit(r.RLIMIT_NOFILE), room(5000), *r.getrlimit(r.RLIMIT_NOFILE))"
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from producers.choice import Batch, Offers, Report, Shown, forgets_on_fork
+from producers.batches import Batch, Offers, Report, Shown, forgets_on_fork
 from producers.store import Budget, Saved, Spent, Store
 from stream_app.core.terms import Limits
 from stream_app.errors import ConfigurationError, IllegalTransition, InvalidInput, Unavailable

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from producers.link import Acknowledged
-from producers.live import Drift, Outcome, run_users
-from stream_app.commands.users import users
+from producers.commands.users import users
+from producers.simulated_users import Drift, Outcome, run_users
+from producers.transport import Acknowledged
 from stream_app.core.agents import Agent, Status
 from stream_app.core.experiment import Experiment
 from stream_app.core.window import Window, open_window

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from producers.choice import Draws, Offers
+from producers.batches import Draws, Offers
 from stream_app.core.agents import Agent, Status
 from stream_app.core.terms import Limits
 from stream_app.errors import InvalidInput

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from producers.live import Drift, Outcome, run_users
+from producers.simulated_users import Drift, Outcome, run_users
 from stream_app.commands.connection import with_settings
 from stream_app.commands.output import echo_json, json_option
 from stream_app.errors import ConfigurationError

@@ -14,15 +14,15 @@ import click
 import orjson
 
 import producers.web
-from producers.live import run_users
+from producers.simulated_users import run_users
 from stream_app import kafka, registry
-from stream_app.commands.demo import following
 from stream_app.commands.output import console
 from stream_app.definitions import resolve
 from stream_app.errors import Unavailable
 from stream_app.gateway import Gateway
 from stream_app.local.broker import LocalBroker
 from stream_app.local.processes import complaints, end, supervised
+from stream_app.monitor.reader import following
 from stream_app.monitor.view import View
 from stream_app.settings import KafkaSettings, Settings
 

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from stream_app.errors import Unavailable
-from stream_app.gateway.door import Bucket, Door
-from stream_app.gateway.outbox import Full, Outbox, shuffled
+from stream_app.gateway.limits import Bucket, Door
+from stream_app.gateway.mixer import Full, Outbox, shuffled
 from stream_app.settings import Settings
 from tests.gateway.build import settings
 

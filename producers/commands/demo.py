@@ -6,7 +6,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from producers.live import Outcome, run_users
+from producers.simulated_users import Outcome, run_users
 from stream_app import kafka, registry
 from stream_app.audit.recount import audit
 from stream_app.audit.verify import verify
@@ -28,7 +28,7 @@ from stream_app.definitions import resolve
 from stream_app.errors import CheckFailed, Unavailable
 from stream_app.local.broker import LocalBroker, free_port
 from stream_app.local.processes import complaints, end, supervised
-from stream_app.monitor.reader import Reader
+from stream_app.monitor.reader import following
 from stream_app.monitor.terminal import headline, render
 from stream_app.monitor.view import View
 from stream_app.settings import KafkaSettings, Settings
@@ -163,30 +163,6 @@ async def _final(view: View, name: str) -> dict[str, Any]:
             if shown is not None and shown["state"] != "running":
                 return shown
             await asyncio.sleep(0.05)
-
-
-@contextlib.asynccontextmanager
-async def following(settings: KafkaSettings, view: View) -> AsyncIterator[None]:
-    """Keep a view current from the public topics."""
-
-    class Assignments:
-        async def send(self, value: Any) -> None:
-            for record in value:
-                view.assignment(record.value)
-
-    class Sums:
-        async def send(self, value: Any) -> None:
-            for record in value:
-                view.sum(record.value, record.timestamp)
-
-    halt = asyncio.Event()
-    reader = Reader(settings, {"assignments": Assignments(), "sums": Sums()})
-    task = asyncio.ensure_future(reader.run(halt))
-    try:
-        yield
-    finally:
-        halt.set()
-        await task
 
 
 def _summary(out: Console, experiment: Experiment, shown: dict[str, Any], outcome: Outcome) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from producers.choice import Report
+from producers.batches import Report
 from producers.store import Ledger, MemoryStore, Saved
 from stream_app.core.mechanisms import plain
 from stream_app.errors import ConfigurationError

@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from producers.journal import FileStore
+from producers.file_store import FileStore
 from stream_app.core.agents import Agent
 from stream_app.errors import ConfigurationError
 from tests.producers.build import Clock, assignment, banners, desk

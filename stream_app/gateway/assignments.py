@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError
 from stream_app import kafka
 from stream_app.core.terms import parse
 from stream_app.errors import InvalidInput, Unavailable
-from stream_app.gateway.intake import Posting
+from stream_app.gateway.reports import Posting
 from stream_app.kafka.reading import read_to_end
 from stream_app.logs import log
 from stream_app.settings import KafkaSettings

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from producers.choice import Shown
+from producers.batches import Shown
 from producers.store import Budget, MemoryStore
 from stream_app.core.agents import Agent
 from stream_app.errors import ConfigurationError, IllegalTransition, Unavailable

@@ -10,8 +10,9 @@ import orjson
 import pytest
 
 from stream_app.errors import Unavailable
-from stream_app.gateway import intake, server
-from stream_app.gateway.outbox import Full
+from stream_app.gateway import reports as intake
+from stream_app.gateway import server
+from stream_app.gateway.mixer import Full
 from tests.gateway.build import ORIGIN, assignment, batch_of, body, report, running
 from tests.producers.build import banners
 
