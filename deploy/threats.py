@@ -28,7 +28,9 @@ from stream_app.kafka import acls
 from stream_app.settings import Settings
 
 Table = Callable[[], str]
-EPSILON, DELTA, USERS = Decimal("0.5"), Decimal("0.000001"), 1000
+EPSILON = Decimal("0.5")
+DELTA = Decimal("0.000001")
+USERS = 1000
 HONEST = (1000, 950, 900, 800, 500, 200, 1)
 SIZES = (32, 100, 1000, 10_000, 1_000_000)
 FORGED = 0.01
@@ -40,7 +42,8 @@ _ROUNDING = 1e-10
 
 def share(mechanism: DiscreteLaplace) -> np.ndarray:
     """One user's noise from 0 to 2c, as the sampling table has it."""
-    promise, bits = mechanism.promise, mechanism.table_bits
+    promise = mechanism.promise
+    bits = mechanism.table_bits
     table = laplace_table(promise.honest, promise.epsilon, mechanism.clip, bits)
     edges = (0, *table, 1 << bits)
     return np.array([(b - a) / (1 << bits) for a, b in pairwise(edges)])
@@ -56,7 +59,8 @@ def total(one: np.ndarray, users: int) -> np.ndarray:
 
 def hockey_stick(noise: np.ndarray, epsilon: float) -> float:
     """The larger of both divergences between noise and noise + 1 (README, Privacy; MATH 1)."""
-    here, shifted = np.append(noise, 0.0), np.insert(noise, 0, 0.0)
+    here = np.append(noise, 0.0)
+    shifted = np.insert(noise, 0, 0.0)
     growth = math.exp(epsilon)
     both = (here - growth * shifted, shifted - growth * here)
     return max(float(np.maximum(0.0, difference).sum()) for difference in both) + _ROUNDING
@@ -65,7 +69,8 @@ def hockey_stick(noise: np.ndarray, epsilon: float) -> float:
 def delta_left(mechanism: Mechanism, honest: int) -> Callable[[float], float]:
     """Delta as a function of eps, when only so many users of the batch add their noise."""
     if isinstance(mechanism, Binomial):
-        trials, numerator = honest * mechanism.trials, mechanism.success_numerator
+        trials = honest * mechanism.trials
+        numerator = mechanism.success_numerator
         return lambda epsilon: accounting.binomial_delta(trials, numerator, epsilon)
     noise = total(share(mechanism), honest)
     return lambda epsilon: hockey_stick(noise, epsilon)
@@ -73,7 +78,8 @@ def delta_left(mechanism: Mechanism, honest: int) -> Callable[[float], float]:
 
 def epsilon_left(delta: Callable[[float], float], wanted: float) -> float:
     """The least eps at which delta is as promised; infinite if there is none worth a number."""
-    low, high = 0.0, _LARGEST
+    low = 0.0
+    high = _LARGEST
     if delta(high) > wanted:
         return math.inf
     while high - low > 1e-9:
@@ -93,7 +99,7 @@ def reach(mechanism: Mechanism) -> float:
     It counts from 0 to `bits`, less the mean of a share; in place of a reward of 0 or of 1.
     """
     lowest = mechanism.debias(0) / mechanism.promise.batch_size
-    return max(lowest + mechanism.bits, 1 - lowest)
+    return max(lowest + mechanism.max_ones, 1 - lowest)
 
 
 def forged_to_move(mean: str, users: int, *, binomial: bool = False) -> int:
@@ -156,7 +162,7 @@ def poisoning() -> str:
             f"{FORGED:.0%} move the mean by",
         ]
         made = [mechanism_for(name, users) for users in SIZES]
-        columns.append([str(mechanism.bits) for mechanism in made])
+        columns.append([str(mechanism.max_ones) for mechanism in made])
         columns.append([upward(reach(mechanism), 2) for mechanism in made])
         columns.append([upward(FORGED * reach(mechanism), 2) for mechanism in made])
     return _markdown(header, ([f"{s:,}", *rest] for s, *rest in zip(SIZES, *columns, strict=True)))

@@ -69,7 +69,8 @@ class Batch:
 
     def __post_init__(self) -> None:
         self.encode = self.sampler.encode
-        self.arm, self.attribution_ms = self.terms.arm, self.terms.attribution_ms
+        self.arm = self.terms.arm
+        self.attribution_ms = self.terms.attribution_ms
         self.size = self.terms.mechanism.promise.batch_size
 
     def discard(self) -> None:
@@ -90,7 +91,7 @@ class Report:
     left: bool = False  # its time has come, or it was given up
 
 
-class Offers:
+class OpenBatches:
     """What the newest assignment offers, as far as this client accepts it."""
 
     def __init__(
@@ -100,7 +101,9 @@ class Offers:
         self.serve: str | None = None
         self.open: dict[str, Batch] = {}
         self.refused = 0  # how many terms were refused
-        self._experiment, self._limits, self._entropy = experiment, limits, entropy
+        self._experiment = experiment
+        self._limits = limits
+        self._entropy = entropy
         self._draws = Draws(entropy)
         self._ids: dict[int, str] = {}  # by sequence number
         self._newest = -1
@@ -123,7 +126,9 @@ class Offers:
         reasons = [reason for key, reason in refused.items() if key not in self._refused]
         self.refused += len(reasons)
         self._refused = set(refused)
-        self.status, self.serve, self.open = offer.status, offer.serve, accepted
+        self.status = offer.status
+        self.serve = offer.serve
+        self.open = accepted
         self._order = list(accepted.values())
         self._reach = list(accumulate(batch.size for batch in self._order))
         self._arms = [batch.arm for batch in self._order] or self._arms

@@ -24,9 +24,9 @@ from typing import Self
 import numpy as np
 
 from producers.batches import Batch, Report, Shown
-from producers.client_state import Counts, Desk
+from producers.client_state import ClientState, Counts
 from producers.store import Budget, Store
-from producers.transport import KafkaLink, Link
+from producers.transport import KafkaTransport, Transport
 from stream_app.core.agents import Status
 from stream_app.errors import InvalidInput, Unavailable
 from stream_app.kafka.record_batches import Rows, rows_in_batch
@@ -39,7 +39,8 @@ log = logging.getLogger("shufflebandit.client")
 _LINGER_S = 0.005
 _MOST_SLEEP_S = 10.0  # a changed wall clock is noticed within this
 _CLOSE_S = 5.0
-_FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 5.0
+_FIRST_BACKOFF_S = 0.2
+_LAST_BACKOFF_S = 5.0
 
 
 class Client:
@@ -52,19 +53,20 @@ class Client:
         *,
         store: Store,
         max_waiting: int = 1_000_000,
-        link: Link | None = None,
+        transport: Transport | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.experiment = experiment
-        self._settings, self._store = settings, store
-        self._link = link or KafkaLink(settings.kafka, experiment)
+        self._settings = settings
+        self._store = store
+        self._transport = transport or KafkaTransport(settings.kafka, experiment)
         budget = Budget(settings.client.max_user_epsilon, settings.client.max_user_delta)
-        self._desk = Desk(experiment, settings.limits, store, budget, max_waiting, clock_ms)
-        # See `Desk`. Products call both for every user: no call of our own is in between.
-        self.choose: Callable[[str], Shown] = self._desk.choose
-        self.report: Callable[[Shown, float], bool] = self._desk.report
+        self._state = ClientState(experiment, settings.limits, store, budget, max_waiting, clock_ms)
+        # See `ClientState`. Products call both for every user: no call of our own is in between.
+        self.choose: Callable[[str], Shown] = self._state.choose
+        self.report: Callable[[Shown, float], bool] = self._state.report
         self._wake = asyncio.Event()
-        self._desk.wake = self._wake.set
+        self._state.wake = self._wake.set
         self._flushing = asyncio.Lock()
         # So many are made into bytes while those before are on their way.
         self._part = rows_in_batch(experiment.encode(), REPORT_BYTES)
@@ -75,43 +77,43 @@ class Client:
     @property
     def status(self) -> Status | None:
         """Where the experiment stands; None before its first assignment."""
-        return self._desk.offers.status
+        return self._state.batches.status
 
     @property
     def serve(self) -> str | None:
         """The arm to serve once nothing is collected."""
-        return self._desk.offers.serve
+        return self._state.batches.serve
 
     @property
     def open(self) -> dict[str, Batch]:
         """The open batches that this client reports to."""
-        return self._desk.offers.open
+        return self._state.batches.open
 
     @property
     def waiting(self) -> int:
         """Users bound to a batch whose report is not acknowledged yet."""
-        return self._desk.bound
+        return self._state.bound
 
     @property
     def leaving(self) -> int:
         """Reports whose time has come and that are not acknowledged yet."""
-        return len(self._desk.leaving)
+        return len(self._state.leaving)
 
     @property
     def counts(self) -> Counts:
         """What the client did."""
-        return self._desk.counts
+        return self._state.counts
 
     @property
     def refused_terms(self) -> int:
         """How many batches were refused for their terms."""
-        return self._desk.offers.refused
+        return self._state.batches.refused
 
     async def __aenter__(self) -> Self:
         """Connect and wait for the first assignment. Raises Unavailable, ConfigurationError."""
-        await self._link.open()
+        await self._transport.open()
         try:
-            for reason in self._desk.restore():
+            for reason in self._state.restore():
                 log.warning("%s: a waiting report is given up: %s", self.experiment, reason)
             self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._send())]
             wait_s = self._settings.kafka.connect_timeout_s
@@ -139,7 +141,7 @@ class Client:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._link.close()
+        await self._transport.close()
         await asyncio.to_thread(self._store.sync)
 
     async def changed(self, timeout_s: float) -> bool:
@@ -156,25 +158,25 @@ class Client:
         A report is durable in the store before it leaves, so no crash can make its noise be drawn
         again; after a failure the same bytes are sent.
         """
-        desk = self._desk
+        state = self._state
         async with self._flushing:
-            desk.due()
-            while desk.leaving:
-                reports = desk.leaving.copy()
+            state.due()
+            while state.leaving:
+                reports = state.leaving.copy()
                 await asyncio.to_thread(self._store.sync)
-                await self._link.send(_encoded(reports, self._part), self._acknowledged)
+                await self._transport.send(_encoded(reports, self._part), self._acknowledged)
 
     def _acknowledged(self, count: int) -> None:
         """The first so many of those that leave have arrived."""
-        desk = self._desk
-        desk.end(desk.leaving[:count])
-        del desk.leaving[:count]
-        desk.counts.sent += count
+        state = self._state
+        state.end(state.leaving[:count])
+        del state.leaving[:count]
+        state.counts.sent += count
 
     async def drain(self) -> None:
         """Return once every report that waits for its deadline is acknowledged."""
         while True:
-            due_s = self._desk.next_due_s()
+            due_s = self._state.next_due_s()
             if due_s is None and not self.leaving:
                 return
             await asyncio.sleep(min(due_s or 0.0, _MOST_SLEEP_S) + _LINGER_S)
@@ -196,7 +198,7 @@ class Client:
 
     async def _until_due(self) -> None:
         if not self.leaving:
-            due_s = self._desk.next_due_s()
+            due_s = self._state.next_due_s()
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_MOST_SLEEP_S if due_s is None else due_s):
@@ -208,7 +210,7 @@ class Client:
         backoff = _FIRST_BACKOFF_S
         while True:
             try:
-                async for value in self._link.follow():
+                async for value in self._transport.follow():
                     self._take(value)
                     backoff = _FIRST_BACKOFF_S
                     self._over("follow", "assignments are read again")
@@ -219,7 +221,7 @@ class Client:
 
     def _take(self, value: bytes | None) -> None:
         try:
-            for reason in self._desk.follow(value):
+            for reason in self._state.follow(value):
                 log.warning("%s: terms refused, nobody reports to it: %s", self.experiment, reason)
         except InvalidInput as error:
             self._trouble("assignment", f"an assignment is ignored ({error})")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from producers.batches import Batch, Offers, Report, Shown, forgets_on_fork
+from producers.batches import Batch, OpenBatches, Report, Shown, forgets_on_fork
 from producers.store import Budget, Saved, Spent, Store
 from stream_app.core.terms import Limits
 from stream_app.errors import ConfigurationError, IllegalTransition, InvalidInput, Unavailable
@@ -30,7 +30,7 @@ class Counts:
     late: int = 0  # rewards after the deadline, given twice, or for no batch
 
 
-class Desk:
+class ClientState:
     """The bookkeeping of one experiment's client."""
 
     def __init__(
@@ -44,12 +44,14 @@ class Desk:
     ) -> None:
         self.counts = Counts()
         self.experiment = experiment
-        self.offers = Offers(experiment, limits)
+        self.batches = OpenBatches(experiment, limits)
         self.bound = 0  # users whose report is not acknowledged yet
         self.unanswered: dict[bytes, Report] = {}  # those without a reward so far, by report id
         self.leaving: list[Report] = []  # encoded, and their time has come
         self.wake: Callable[[], None] = lambda: None  # called when there is more to do
-        self._store, self._budget, self._max_waiting = store, budget, max_waiting
+        self._store = store
+        self._budget = budget
+        self._max_waiting = max_waiting
         self._clock_ms = clock_ms
         self._by_user: dict[bytes, Report] = {}  # not all of them wait: see `end`
         self._deadlines: list[tuple[int, int, Report]] = []  # a heap
@@ -70,14 +72,14 @@ class Desk:
         waiting = self._by_user.get(tag)
         if waiting is not None and not waiting.left:
             return waiting.shown
-        batch = self.offers.pick()
+        batch = self.batches.pick()
         if batch is None:
             return Shown(self._fallback(), "")
         if not self._may_report(tag, batch):
             return Shown(batch.arm, "")
         window = batch.attribution_ms
         deadline = self._clock_ms() + window if window else None
-        shown = Shown(batch.arm, batch.batch_id, self.offers.report_id())
+        shown = Shown(batch.arm, batch.batch_id, self.batches.report_id())
         report = Report(self.experiment, shown, tag, deadline, batch)
         self._store.chosen(report)
         self._keep(report)
@@ -116,13 +118,13 @@ class Desk:
 
     def follow(self, value: bytes | None) -> list[str]:
         """Take the newest assignment; returns why terms were refused. Raises InvalidInput."""
-        reasons = self.offers.take(decode_offer(value))
+        reasons = self.batches.take(decode_offer(value))
         self._affordable.clear()
         # Without a window nobody can tell when a reward comes: give up with the batch.
         given_up = [
             report
             for report in self.unanswered.values()
-            if report.deadline_ms is None and report.shown.batch_id not in self.offers.open
+            if report.deadline_ms is None and report.shown.batch_id not in self.batches.open
         ]
         for report in given_up:
             del self.unanswered[report.shown.report_id]
@@ -166,7 +168,7 @@ class Desk:
             report = _restored(self.experiment, saved)
             try:
                 if saved.ones is None:
-                    report.batch = batches.get(saved.batch_id) or self.offers.readmit(
+                    report.batch = batches.get(saved.batch_id) or self.batches.readmit(
                         saved.batch_id, saved.terms
                     )
                     batches[saved.batch_id] = report.batch
@@ -180,7 +182,7 @@ class Desk:
         return reasons
 
     def _fallback(self) -> str:
-        arm = self.offers.fallback()
+        arm = self.batches.fallback()
         if arm is None:
             raise Unavailable(
                 f"experiment {self.experiment!r}: nothing in its assignment can be used; "

@@ -101,7 +101,9 @@ class FileStore(MemoryStore):
         self._guard = self._claim()
         state = self._load()
         state.salt = state.salt or self._salt
-        self._salt, self._ledger, self._waiting = state.salt, state.ledger, state
+        self._salt = state.salt
+        self._ledger = state.ledger
+        self._waiting = state
         self._costs: dict[str, tuple[str, str]] = {}  # of the batches in the journal
         self._rewrite(state)
         self._file = self._path.open("ab", buffering=0)
@@ -110,14 +112,16 @@ class FileStore(MemoryStore):
     def chosen(self, report: Report) -> None:
         """Charge the user and journal the report."""
         assert report.batch is not None
-        terms, (arm, batch_id, report_id) = report.batch.terms, report.shown
+        terms = report.batch.terms
+        (arm, batch_id, report_id) = report.shown
         costs = self._costs.get(batch_id)
         if costs is None:
             self._add(["batch", batch_id, terms.as_json()])
             promise = terms.mechanism.promise
             costs = self._costs[batch_id] = plain(promise.epsilon), plain(promise.delta)
         place = (report.experiment, batch_id, arm)
-        user, deadline_ms = report.user.hex(), report.deadline_ms
+        user = report.user.hex()
+        deadline_ms = report.deadline_ms
         self._add(["chosen", report_id.hex(), *place, user, deadline_ms, *costs])
         super().chosen(report)
 

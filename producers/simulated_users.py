@@ -18,7 +18,7 @@ import numpy as np
 from producers.batches import Report
 from producers.client import Client
 from producers.store import NOTHING, Saved, Spent
-from producers.transport import Link
+from producers.transport import Transport
 from stream_app import kafka
 from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
@@ -97,14 +97,17 @@ class Crowd:
     ) -> None:
         self.outcome = Outcome()
         self.reports: Counter[str] = Counter()  # by batch
-        self._client, self._drift = client, drift
+        self._client = client
+        self._drift = drift
         self._means = dict(zip(arms, means, strict=True))
         self._best = max(means)
         self._random = np.random.default_rng(seed)
 
     def come(self, users: int) -> None:
         """Some more users."""
-        client, outcome, means = self._client, self.outcome, self._means
+        client = self._client
+        outcome = self.outcome
+        means = self._means
         moved = self._drift.at(outcome.users)
         draws = self._random.random(users).tolist()
         arms: list[str] = []
@@ -133,7 +136,7 @@ async def run_users(
     seed: int = 1,
     say: Callable[[str], None] = lambda _: None,
     progress: Callable[[Outcome], None] = lambda _: None,
-    link: Link | None = None,
+    transport: Transport | None = None,
     experiment: Experiment | None = None,
 ) -> Outcome:
     """Send users until the experiment ends or `users` have come; the rate is in users a second.
@@ -145,7 +148,7 @@ async def run_users(
     given = _means(experiment, means)
     most = math.inf if users is None else users
     started = time.monotonic()
-    async with Client(settings, name, store=NewUsers(), link=link) as client:
+    async with Client(settings, name, store=NewUsers(), transport=transport) as client:
         crowd = Crowd(client, experiment.arms, given, drift or Drift(0, 1), seed)
         loop = (
             _closed(client, crowd, most) if rate is None else _open(client, crowd, most, rate, say)
@@ -158,8 +161,10 @@ async def run_users(
         finally:
             reporting.cancel()
         outcome = crowd.outcome
-    outcome.status, outcome.serve = client.status, client.serve
-    outcome.reports, outcome.seconds = client.counts.sent, time.monotonic() - started
+    outcome.status = client.status
+    outcome.serve = client.serve
+    outcome.reports = client.counts.sent
+    outcome.seconds = time.monotonic() - started
     return outcome
 
 
@@ -189,7 +194,8 @@ async def _open(
     client: Client, crowd: Crowd, most: float, rate: float, say: Callable[[str], None]
 ) -> None:
     """Users at a steady rate; late ones come as soon as they can, and that is said."""
-    started, outcome = time.monotonic(), crowd.outcome
+    started = time.monotonic()
+    outcome = crowd.outcome
     while client.status is Status.RUNNING and outcome.users < most:
         wanted = int(min(most, rate * (time.monotonic() - started)))
         late = wanted - outcome.users + client.leaving
@@ -205,7 +211,8 @@ async def _open(
 
 async def _report(client: Client, outcome: Outcome, progress: Callable[[Outcome], None]) -> None:
     while True:
-        outcome.reports, outcome.status = client.counts.sent, client.status
+        outcome.reports = client.counts.sent
+        outcome.status = client.status
         progress(outcome)
         await asyncio.sleep(0.2)
 

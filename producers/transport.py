@@ -34,7 +34,7 @@ def _nobody_asks(count: int) -> None:
     pass
 
 
-class Link(Protocol):
+class Transport(Protocol):
     """What a client needs of the world outside."""
 
     async def open(self) -> None:
@@ -53,11 +53,12 @@ class Link(Protocol):
         """Disconnect."""
 
 
-class KafkaLink:
-    """The link of one experiment."""
+class KafkaTransport:
+    """The transport of one experiment."""
 
     def __init__(self, settings: KafkaSettings, experiment: str) -> None:
-        self._settings, self._experiment = settings, experiment
+        self._settings = settings
+        self._experiment = experiment
         self._key = experiment.encode()
         self._assignments = kafka.topic(settings, "assignments")
         self._reports = kafka.topic(settings, "reports")

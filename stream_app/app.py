@@ -82,7 +82,9 @@ class Part(mode.Service):
 
     def __init__(self, name: str, runs: Runs, stop: asyncio.Event) -> None:
         super().__init__()
-        self.name, self._runs, self._stop = name, runs, stop
+        self.name = name
+        self._runs = runs
+        self._stop = stop
 
     async def on_start(self) -> None:
         """Begin to run."""
@@ -223,7 +225,8 @@ class _Worker(faust.Worker):
 
 def check_port(settings: MonitorSettings | GatewaySettings) -> None:
     """Raises Unavailable if the monitor or the gateway could not listen."""
-    section, remedy = "gateway", "choose another in the settings, gateway.port"
+    section = "gateway"
+    remedy = "choose another in the settings, gateway.port"
     if isinstance(settings, MonitorSettings):
         section = "monitor"
         remedy = (

@@ -29,7 +29,8 @@ def load_experiment(
     calibration, test, schedule and guarantee; the overrides come last.
     """
     raw = read_toml(path)
-    agent, privacy = table(raw, "agent"), table(raw, "privacy")
+    agent = table(raw, "agent")
+    privacy = table(raw, "privacy")
     if preset is not None:
         for key in ("test", "schedule", "guarantee", "batch_size", "growth"):
             agent.pop(key, None)
@@ -43,7 +44,8 @@ def load_experiment(
 
 def resolve(raw: Mapping[str, Any], source: str) -> Experiment:
     """A complete definition: the preset's settings under those that are given."""
-    agent, privacy = table(raw, "agent"), table(raw, "privacy")
+    agent = table(raw, "agent")
+    privacy = table(raw, "privacy")
     name = agent.get("preset", DEFAULT_PRESET)
     if name not in PRESETS:
         raise ConfigurationError(

@@ -53,7 +53,8 @@ class RateLimit(logging.Filter):
         self, library: str, period_s: float = 60.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(library)
-        self._period_s, self._clock = period_s, clock
+        self._period_s = period_s
+        self._clock = clock
         self._last: dict[Any, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -35,7 +35,8 @@ def regret() -> None:
 def theorems() -> None:
     """Regret of the paper's two algorithms against 1/eps, with the proofs' explicit bounds."""
     matplotlib.rcParams["svg.hashsalt"] = "shufflebandit"
-    gaps, horizon = [0.4], 10**8
+    gaps = [0.4]
+    horizon = 10**8
     epsilons = ["0.02", "0.05", "0.1", "0.2", "0.4", "0.8"]
     figure, axes = pyplot.subplots(figsize=(8, 4.2), layout="constrained")
     inverse = [1 / float(e) for e in epsilons]

@@ -30,7 +30,9 @@ from kit import (
     queries,
 )
 
-ARMS, RUNNING, REGRET = "Arms", "In the running", "Regret"
+ARMS = "Arms"
+RUNNING = "In the running"
+REGRET = "Regret"
 IN_OR_OUT = ValueMap(
     {"1": ValueMappingResult("in", GOOD), "0": ValueMappingResult("out", "#808080")}
 )
@@ -45,7 +47,8 @@ def standing() -> list[Any]:
     """Where it is now."""
     state = f"max by (state) (shufflebandit_experiment_state{HERE}) == 1"
     leading = f"topk(1, {of('arm_estimate', 'arm')} and {of('arm_viable', 'arm')} == 1)"
-    phase, users = of("experiment_phase"), of("experiment_users")
+    phase = of("experiment_phase")
+    users = of("experiment_users")
     left = of("experiment_remaining_users")
     since = f"time() - {of('experiment_last_release_timestamp_seconds')}"
     return [
@@ -172,7 +175,8 @@ def privacy() -> list[Any]:
         "holds for each user if the stated fraction of each batch is honest and the shuffle stage "
         "and Kafka's `reports` are trusted; `shufflebandit verify` and `audit` check it afterwards."
     )
-    promised, certified = of("experiment_delta"), of("experiment_certified_delta")
+    promised = of("experiment_delta")
+    certified = of("experiment_certified_delta")
     return [
         number("Epsilon", of("experiment_epsilon"), "Promised to each user."),
         number("Delta", promised, "Promised to each user.", unit="sci").decimals(2).span(5),

@@ -20,7 +20,9 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 HERE = '{experiment="$experiment"}'
 RATE = "$__rate_interval"
-BAD, GOOD, QUIET = "red", "green", "text"
+BAD = "red"
+GOOD = "green"
+STARTUP_LOG = "text"
 DASHED = [
     DynamicConfigValue("custom.lineWidth", 1),
     DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [4, 4]}),
@@ -93,7 +95,7 @@ def number(
     limit: float | None = None,
 ) -> Any:
     """One value now; red from `limit` on."""
-    steps = [Threshold(None, GOOD if limit is not None else QUIET)]
+    steps = [Threshold(None, GOOD if limit is not None else STARTUP_LOG)]
     if limit is not None:
         steps.append(Threshold(limit, BAD))
     thresholds = dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)

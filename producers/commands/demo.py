@@ -109,7 +109,8 @@ async def _play(
 ) -> None:
     await registry.create(settings.kafka, experiment)
     out.print(f"live: http://127.0.0.1:{port}/experiments/{experiment.name}")
-    view, outcome = View(), Outcome()
+    view = View()
+    outcome = Outcome()
 
     def progress(newest: Outcome) -> None:
         nonlocal outcome
@@ -135,7 +136,8 @@ async def _watch(
     view: View, name: str, users: asyncio.Task[Outcome], newest: Any, out: Console, alive: Any
 ) -> None:
     """The live view until the users are done: redrawn on a terminal, else a line per phase."""
-    started, phase = time.monotonic(), None
+    started = time.monotonic()
+    phase = None
     with (
         Live(console=out, auto_refresh=False)
         if out.is_terminal

@@ -81,7 +81,8 @@ def _settings(bootstrap: str, port: int) -> Settings:
 
 
 async def _serve(settings: Settings, rate: float) -> None:
-    view, stop = View(), asyncio.Event()
+    view = View()
+    stop = asyncio.Event()
     gateway = Gateway(settings, pages(view))
     url = f"http://localhost:{settings.gateway.port}/"
     async with following(settings.kafka, view):

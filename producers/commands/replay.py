@@ -163,7 +163,8 @@ def _show(found: dict[str, Any], options: dict[str, Any]) -> None:
 
 def _dry_run(found: Sequence[Any], definition: Path | None, options: dict[str, Any]) -> None:
     known = None if definition is None else load_experiment(definition).arms
-    form, columns = Format(options["form"]), _columns(options)
+    form = Format(options["form"])
+    columns = _columns(options)
     log = Log(found, columns, form)
     there = column_names(found[0], detect(found[0], form))
     unnamed = [name for name in (log.columns.arm, log.columns.reward) if name not in there]

@@ -62,7 +62,8 @@ def parse_filter(given: str) -> Filter:
             f"--where {given!r}: must be COLUMN=VALUE[,VALUE...], COLUMN!=VALUE or COLUMN<NUMBER "
             "(also <=, >, >=)"
         )
-    sign, value = found["sign"], found["value"]
+    sign = found["sign"]
+    value = found["value"]
     if sign in _SIGNS and _number(value) is None:
         raise ConfigurationError(f"--where {given!r}: {value!r} must be a number after {sign}")
     values = (value,) if sign in _SIGNS else tuple(part.strip() for part in value.split(","))

@@ -7,7 +7,7 @@ from decimal import Decimal
 from producers.replay.match import Matcher
 from producers.replay.memory import Player
 from stream_app.core.baselines import no_noise
-from stream_app.core.experiment import Experiment, Guarantee, ScheduleName, Test
+from stream_app.core.experiment import Comparison, Experiment, Guarantee, ScheduleName
 from stream_app.core.mechanisms import Calibration, MechanismName
 
 # The paper's constants are proved below 1 only.
@@ -37,7 +37,7 @@ def with_paper_constants(experiment: Experiment) -> Experiment:
     agent = replace(
         experiment.agent,
         preset="vb-sdp-ae",
-        test=Test.PAPER,
+        test=Comparison.PAPER,
         guarantee=Guarantee.HIGH_PROBABILITY,
         schedule=ScheduleName.DOUBLING,
         batch_size=None,
@@ -48,7 +48,7 @@ def with_paper_constants(experiment: Experiment) -> Experiment:
 def without_privacy(experiment: Experiment) -> Experiment:
     """The sharpest test of the same kind on the rewards themselves, batches from 16."""
     first = max(2, min(16, experiment.horizon // (8 * len(experiment.arms))))
-    sharp = Test.KL_UCB if experiment.agent.test is Test.KL_UCB else Test.PAIRWISE
+    sharp = Comparison.KL_UCB if experiment.agent.test is Comparison.KL_UCB else Comparison.PAIRWISE
     agent = replace(
         experiment.agent,
         test=sharp,

@@ -19,7 +19,9 @@ from typing import IO, Any, BinaryIO, cast
 from producers.replay.columns import Format
 from stream_app.errors import ConfigurationError, InvalidInput, Unavailable
 
-_GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_PARQUET = b"PAR1"
 _FORMATS = {
     ".csv": Format.CSV,
     ".tsv": Format.CSV,
@@ -138,9 +140,11 @@ class _Zstd(io.RawIOBase):
     """A zstd stream; unlike zstandard's own reader, one that ends in mid-frame is an error."""
 
     def __init__(self, raw: IO[bytes], module: Any) -> None:
-        self._raw, self._module = raw, module
+        self._raw = raw
+        self._module = module
         self._frame = module.ZstdDecompressor().decompressobj()
-        self._out, self._begun = b"", False
+        self._out = b""
+        self._begun = False
 
     def readable(self) -> bool:
         return True
@@ -155,7 +159,8 @@ class _Zstd(io.RawIOBase):
                 return 0
             self._out = self._decompressed(block)
         size = min(len(view), len(self._out))
-        view[:size], self._out = self._out[:size], self._out[size:]
+        view[:size] = self._out[:size]
+        self._out = self._out[size:]
         return size
 
     def _decompressed(self, block: bytes) -> bytes:
@@ -165,7 +170,8 @@ class _Zstd(io.RawIOBase):
                 pieces.append(self._frame.decompress(block))
             except self._module.ZstdError as error:
                 raise EOFError(str(error)) from None
-            self._begun, block = not self._frame.eof, self._frame.unused_data
+            self._begun = not self._frame.eof
+            block = self._frame.unused_data
             if self._frame.eof:
                 self._frame = self._module.ZstdDecompressor().decompressobj()
         return b"".join(pieces)

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from producers.batches import Offers
-from producers.transport import Link
+from producers.batches import OpenBatches
+from producers.transport import Transport
 from stream_app.core.agents import State
 from stream_app.core.experiment import Experiment
 from stream_app.errors import ConfigurationError, InvalidInput, Unavailable
@@ -15,17 +15,18 @@ from stream_app.wire.assignment import decode_assignment, decode_offer
 class Follower:
     """The newest assignment, checked."""
 
-    def __init__(self, settings: Settings, experiment: Experiment, link: Link) -> None:
-        self.offers = Offers(experiment.name, settings.limits)
+    def __init__(self, settings: Settings, experiment: Experiment, transport: Transport) -> None:
+        self.batches = OpenBatches(experiment.name, settings.limits)
         self.state: State | None = None
-        self._experiment, self._link = experiment, link
+        self._experiment = experiment
+        self._transport = transport
         self._news = asyncio.Event()
         self._problem: Exception | None = None
 
     async def follow(self) -> None:
         """Take every assignment, for ever; a problem is raised by `until`."""
         try:
-            async for value in self._link.follow():
+            async for value in self._transport.follow():
                 self._take(value)
                 self._news.set()
         except (Unavailable, InvalidInput, ConfigurationError) as error:
@@ -39,7 +40,7 @@ class Follower:
                 f"experiment {self._experiment.name!r} runs with another definition; "
                 "use another name"
             )
-        refused = self.offers.take(decode_offer(value))
+        refused = self.batches.take(decode_offer(value))
         if refused:
             raise InvalidInput(f"terms refused, nothing is sent: {refused[0]}")
         self.state = assignment.state

@@ -90,9 +90,11 @@ class Log:
         form: Format = Format.AUTO,
         arms: Sequence[str] | None = None,
     ) -> None:
-        self.sources, self.form = list(sources), detect(sources[0], form)
+        self.sources = list(sources)
+        self.form = detect(sources[0], form)
         self.columns = columns.for_format(self.form)
-        self._given, self._known_arms = form, None if arms is None else tuple(arms)
+        self._given = form
+        self._known_arms = None if arms is None else tuple(arms)
         self.arms: list[str] = list(arms or ())
         self._reset()
 
@@ -100,7 +102,8 @@ class Log:
         self.rows = self.filtered = 0
         self.skipped: dict[str, Skipped] = {}
         self._codes = {arm: i for i, arm in enumerate(self.arms)}
-        self._seen, self._usable = SeenUsers(), 0
+        self._seen = SeenUsers()
+        self._usable = 0
 
     def chunks(self) -> Generator[Chunk, None, None]:
         """All usable rows in order; to be closed. Raises ConfigurationError, InvalidInput."""
@@ -121,7 +124,8 @@ class Log:
             )
 
     def _checked(self, name: str, table: Table) -> Chunk:
-        numbers, columns = table.numbers, self.columns
+        numbers = table.numbers
+        columns = self.columns
         self.rows += len(numbers) + len(table.unreadable)
         for reason, number in table.unreadable:
             self._skip(reason, name, [number])

@@ -81,7 +81,8 @@ class Thinning:
     """Keeps a row with probability c_a / p, by a seeded draw that belongs to its place."""
 
     def __init__(self, floors: Floats, seed: int) -> None:
-        self._floors, self._seed = floors, seed
+        self._floors = floors
+        self._seed = seed
         self.kept = self.seen = self.capped = 0
 
     def keeps(self, chunk: Chunk) -> NDArray[np.bool_]:
@@ -101,7 +102,8 @@ class Rows:
 
     def __init__(self, arms: int, thinning: Thinning | None, begins: Place) -> None:
         self.thinning = thinning
-        self._begins, self._row = begins.row, begins.row
+        self._begins = begins.row
+        self._row = begins.row
         self._taken = list(begins.taken)
         self._chunk = Chunk(0, np.empty(0, np.int16), np.empty(0))
         self._of: list[NDArray[np.int64]] = [np.empty(0, np.int64)] * arms
@@ -124,9 +126,11 @@ class Rows:
 
     def take(self, needs: Mapping[int, int]) -> dict[int, Taken]:
         """The next rows of these arms; the cursor ends behind the last of them."""
-        chunk, here = self._chunk, self._row - self._chunk.start
+        chunk = self._chunk
+        here = self._row - self._chunk.start
         found = {}
-        last, satisfied = here, True
+        last = here
+        satisfied = True
         for arm, need in needs.items():
             first = int(np.searchsorted(self._of[arm], here))
             places = self._of[arm][first : first + need]
@@ -144,7 +148,8 @@ class Queues:
 
     def __init__(self, arms: int, begins: Place) -> None:
         self._lines = [_Line(_SPOOL_BYTES // arms) for _ in range(arms)]
-        self._taken, self._row = list(begins.taken), 0
+        self._taken = list(begins.taken)
+        self._row = 0
         self._skip = list(begins.taken)
 
     @property
@@ -182,7 +187,9 @@ class _Line:
     def put(self, rows: Taken) -> None:
         """At the end."""
         block = np.empty(len(rows.rows), dtype=_WAITING)
-        block["reward"], block["row"], block["time"] = rows.rewards, rows.rows, rows.times
+        block["reward"] = rows.rewards
+        block["row"] = rows.rows
+        block["time"] = rows.times
         self._file.seek(self._written * _WAITING.itemsize)
         self._file.write(block.tobytes())
         self._written += len(block)

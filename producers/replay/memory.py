@@ -54,12 +54,15 @@ class Run:
         for taken in rows:
             last = int(taken.rows[-1]) + 1
             if last > self.row:
-                self.row, time_s = last, float(taken.times[-1])
+                self.row = last
+                time_s = float(taken.times[-1])
                 self.time_s = None if math.isnan(time_s) else time_s
 
     def note(self, state: State, place: Place) -> None:
         """The agent's state after a step."""
-        before, self.state, self.taken = self.state, state, place.taken
+        before = self.state
+        self.state = state
+        self.taken = place.taken
         users = sum(place.taken)
         viable = tuple(arm.viable for arm in state.arms)
         if state.status is Status.RUNNING and state.phase == before.phase:
@@ -81,7 +84,10 @@ class _Collected:
     __slots__ = ("batch", "need", "noise", "total")
 
     def __init__(self, batch: OpenBatch, noise: BatchNoise | None) -> None:
-        self.batch, self.noise, self.need, self.total = batch, noise, batch.size, 0.0
+        self.batch = batch
+        self.noise = noise
+        self.need = batch.size
+        self.total = 0.0
 
     def add(self, taken: Taken) -> None:
         """Some more users."""
@@ -102,7 +108,9 @@ class Player:
         noises: Noises | None = None,
     ) -> None:
         self._agent = Agent(experiment, noises)
-        self._matcher, self._key, self._experiment = matcher, key, experiment
+        self._matcher = matcher
+        self._key = key
+        self._experiment = experiment
         self.run = Run(name, experiment, self._agent.begin(), taken=(0,) * len(experiment.arms))
         self._step = self._begin(self.run.state)
 
@@ -125,7 +133,8 @@ class Player:
         while state.status is Status.RUNNING:
             state = self._collect(state)
             if any(collected.need for collected in self._step.values()):
-                self.run.state, self.run.taken = state, self._matcher.place.taken
+                self.run.state = state
+                self.run.taken = self._matcher.place.taken
                 return
             if self._agent.due(state):
                 state = self._agent.decide(state)

@@ -36,11 +36,13 @@ class Stream:
         assert len(key) == KEY_BYTES
         # The key has a fixed length and the counter is the last 8 bytes: no two inputs are alike.
         self._seed = hashlib.shake_256(key + purpose.encode() + b"\0")
-        self._block, self._left = 0, b""
+        self._block = 0
+        self._left = b""
 
     def take(self, size: int) -> bytes:
         """The next bytes."""
-        pieces, missing = [self._left[:size]], size - len(self._left)
+        pieces = [self._left[:size]]
+        missing = size - len(self._left)
         self._left = self._left[size:]
         while missing > 0:
             state = self._seed.copy()
@@ -48,7 +50,8 @@ class Stream:
             block = state.digest(_BLOCK)
             self._block += 1
             pieces.append(block[:missing])
-            self._left, missing = block[missing:], missing - _BLOCK
+            self._left = block[missing:]
+            missing = missing - _BLOCK
         return b"".join(pieces)
 
     def draws(self, count: int) -> NDArray[np.uint64]:

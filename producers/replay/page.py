@@ -6,7 +6,12 @@ from typing import Any
 
 from producers.replay.wording import text
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 300, 64, 34, 12, 44
+_WIDTH = 760
+_HEIGHT = 300
+_LEFT = 64
+_RIGHT = 34
+_TOP = 12
+_BOTTOM = 44
 _COLOURS = 8  # as many as the style below has
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2430; --faint: #6b7482; --line: #d8dde5;
@@ -56,7 +61,9 @@ def _shown(found: dict[str, Any]) -> list[int]:
 
 
 def _estimates(found: dict[str, Any]) -> str:
-    course, series, bands = found["course"], [], []
+    course = found["course"]
+    series = []
+    bands = []
     for i in _shown(found):
         points = [(m["users"], m["means"][i]) for m in course if m["viable"][i]]
         points = [(x, y) for x, y in points if y is not None]
@@ -89,16 +96,23 @@ class _Scale:
 
     def __init__(self, values: list[float], low: float, high: float, *, log: bool) -> None:
         self._log = log and min(values, default=1) > 0
-        self.first, self.last = min(values, default=0.0), max(values, default=1.0)
+        self.first = min(values, default=0.0)
+        self.last = max(values, default=1.0)
         if self.first == self.last:
-            self.first, self.last = self.first * 0.9, self.last * 1.1 + 1e-9
-        self._low, self._high = low, high
+            self.first = self.first * 0.9
+            self.last = self.last * 1.1 + 1e-9
+        self._low = low
+        self._high = high
 
     def at(self, value: float) -> float:
         """A value's place."""
-        first, last, here = self.first, self.last, value
+        first = self.first
+        last = self.last
+        here = value
         if self._log:
-            first, last, here = math.log(first), math.log(last), math.log(max(value, self.first))
+            first = math.log(first)
+            last = math.log(last)
+            here = math.log(max(value, self.first))
         return self._low + (here - first) / (last - first) * (self._high - self._low)
 
     def ticks(self) -> list[float]:

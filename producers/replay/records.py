@@ -95,7 +95,9 @@ def json_lines(
         if len(rows) == ROWS:
             checked = checked or _some_present(source, named, rows)
             yield table()
-            rows, numbers, unreadable = [], [], []
+            rows = []
+            numbers = []
+            unreadable = []
     if rows and not checked:
         _some_present(source, named, rows)
     yield table()
@@ -131,7 +133,8 @@ def _at(row: dict[str, Any], path: str) -> Any:
 
 def decision(row: dict[str, Any]) -> dict[str, Any]:
     """What a DSJSON event says of its decision; empty for one that is not to be learned from."""
-    actions, chances = row.get("a"), row.get("p")
+    actions = row.get("a")
+    chances = row.get("p")
     cost = row.get("_label_cost")
     if row.get("_skipLearn") or not isinstance(cost, int | float) or not actions:
         return {}

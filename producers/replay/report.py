@@ -16,14 +16,17 @@ from producers.replay.memory import Moment, Run
 from producers.replay.session import Played
 from producers.replay.survey import Survey
 from stream_app.core.agents import Agent, Status
-from stream_app.core.experiment import Guarantee, Privacy, Test
+from stream_app.core.experiment import Comparison, Guarantee, Privacy
 from stream_app.core.mechanisms import plain
 
 
 def report(played: Played, form: Format = Format.AUTO) -> dict[str, Any]:
     """Everything, in values that JSON has."""
-    run, survey, plan = played.runs[0], played.survey, played.plan
-    rates, moments = np.nan_to_num(survey.rates, nan=0.0), course(run)
+    run = played.runs[0]
+    survey = played.survey
+    plan = played.plan
+    rates = np.nan_to_num(survey.rates, nan=0.0)
+    moments = course(run)
     return {
         "experiment": plan.experiment.name,
         "files": played.files,
@@ -48,7 +51,8 @@ def survey_report(
     log: Log, survey: Survey, mode: Mode, known: Sequence[str] | None
 ) -> dict[str, Any]:
     """What `--dry-run` found."""
-    rates, bounds = survey.rates, survey.intervals()
+    rates = survey.rates
+    bounds = survey.intervals()
     return {
         "files": [source.name for source in log.sources],
         "format": str(log.form),
@@ -77,14 +81,16 @@ def survey_report(
 
 def verdict(run: Run) -> dict[str, Any]:
     """What was decided, and when; or that nothing was, and why."""
-    state, experiment = run.state, run.experiment
+    state = run.state
+    experiment = run.experiment
     leader = experiment.arms[leading(run)]
     users = sum(run.taken)
     left = [arm for arm, a in zip(experiment.arms, state.arms, strict=True) if a.viable]
     at = f"after {users:,} users (row {run.row:,}{_at(run.time_s)})"
     if state.status is Status.DECIDED:
-        outcome, said = "decided", f"Decided: {leader}, {at}."
-    elif experiment.agent.test is Test.KL_UCB:
+        outcome = "decided"
+        said = f"Decided: {leader}, {at}."
+    elif experiment.agent.test is Comparison.KL_UCB:
         outcome = "undecided"
         said = f"kl-ucb shows the best more and more and names no winner; leader {leader}, {at}."
     else:
@@ -149,7 +155,8 @@ def regret_at(run: Run, rates: Floats) -> list[tuple[int, float]]:
     gaps = rates.max() - rates
     path = [(0, 0.0)]
     path += [(m.users, float(np.dot(m.taken, gaps))) for m in run.moments]
-    users, spent = sum(run.taken), float(np.dot(run.taken, gaps))
+    users = sum(run.taken)
+    spent = float(np.dot(run.taken, gaps))
     if users > path[-1][0]:
         path.append((users, spent))
     horizon = run.experiment.horizon << run.state.epoch
@@ -163,13 +170,15 @@ def course(run: Run) -> list[dict[str, Any]]:
 
     Bounds cost milliseconds each, so the arms of all moments of an epoch are asked for at once.
     """
-    agent, arms = Agent(run.experiment), len(run.experiment.arms)
+    agent = Agent(run.experiment)
+    arms = len(run.experiment.arms)
     found: list[dict[str, Any]] = []
     for epoch, group in groupby(run.moments, key=lambda moment: moment.epoch):
         moments = list(group)
         beside = tuple(arm for moment in moments for arm in moment.arms)
         state = replace(run.state, epoch=epoch, arms=beside)
-        means, intervals = agent.means(state), agent.intervals(state)
+        means = agent.means(state)
+        intervals = agent.intervals(state)
         for i, moment in enumerate(moments):
             own = slice(i * arms, (i + 1) * arms)
             found.append(_moment(moment, means[own], intervals[own]))
@@ -178,7 +187,8 @@ def course(run: Run) -> list[dict[str, Any]]:
 
 def _arms(run: Run, survey: Survey, moments: list[dict[str, Any]]) -> list[dict[str, Any]]:
     last = moments[-1] if moments else None
-    rates, bounds = survey.rates, survey.intervals()
+    rates = survey.rates
+    bounds = survey.intervals()
     return [
         {
             "arm": arm,
@@ -210,7 +220,8 @@ def _agent(run: Run, rates: Floats) -> dict[str, Any]:
 
 
 def _rows(played: Played) -> dict[str, Any]:
-    run, usable = played.runs[0], played.survey.rows
+    run = played.runs[0]
+    usable = played.survey.rows
     used = sum(run.taken)
     over = run.state.status is not Status.RUNNING
     behind = usable - run.row if over and played.plan.mode is not Mode.QUEUE else 0

@@ -22,7 +22,7 @@ from producers.replay.memory import Player, Run
 from producers.replay.noise import fresh_key
 from producers.replay.stream import Driver
 from producers.replay.survey import Survey
-from producers.transport import Link
+from producers.transport import Transport
 from stream_app.core.experiment import Experiment
 from stream_app.errors import ConfigurationError
 from stream_app.settings import Settings
@@ -84,7 +84,7 @@ async def through_kafka(
     speed: float | None = None,
     create: Callable[[], Awaitable[object]] | None = None,
     progress: Callable[[Run], None] = lambda _: None,
-    link: Link | None = None,
+    transport: Transport | None = None,
     _key: bytes | None = None,
 ) -> Played:
     """Play a log through a running service. `_key` is for tests only: it fixes the noise.
@@ -106,7 +106,7 @@ async def through_kafka(
     with closing(log.chunks()) as chunks:
         driver = Driver(
             settings, plan.experiment, chunks, matcher, known,
-            speed=speed, progress=progress, link=link,
+            speed=speed, progress=progress, transport=transport,
         )  # fmt: skip
         played.runs.insert(0, await driver.play())
     return played
@@ -127,7 +127,8 @@ def _first_reading(
     through: str,
 ) -> Played:
     compared = others(plan.experiment, making, key) if plan.compare else []
-    survey, arms = Survey(), len(plan.experiment.arms)
+    survey = Survey()
+    arms = len(plan.experiment.arms)
     thinned = making()
     thinning = thinned.thinning if isinstance(thinned, Rows) else None
     with closing(log.chunks()) as chunks:
@@ -142,7 +143,8 @@ def _first_reading(
         log.skipped, survey, log.arms, [player.run for player in compared],
     )  # fmt: skip
     if thinning is not None:
-        played.kept, played.capped = thinning.kept / thinning.seen, thinning.capped
+        played.kept = thinning.kept / thinning.seen
+        played.capped = thinning.capped
     return played
 
 

@@ -19,7 +19,7 @@ from producers.replay.match import Matcher, Taken
 from producers.replay.memory import Run
 from producers.replay.noise import BatchNoise
 from producers.replay.position import Position, Step
-from producers.transport import KafkaLink, Link
+from producers.transport import KafkaTransport, Transport
 from stream_app.core.agents import State, Status
 from stream_app.core.experiment import Experiment
 from stream_app.errors import ConfigurationError, Unavailable
@@ -30,7 +30,8 @@ from stream_app.wire.report_columns import encode_reports
 _MOST_AT_ONCE = 20_000  # reports in one sending; one is on its way while the next is made
 _PATIENCE_S = 60.0  # how long a full batch may wait for its sum
 _TICK_S = 0.5
-_RETRIES, _BACKOFF_S = 5, 0.5
+_RETRIES = 5
+_BACKOFF_S = 0.5
 
 
 @dataclass(slots=True)
@@ -78,13 +79,17 @@ class Driver:
         *,
         speed: float | None = None,
         progress: Callable[[Run], None] = lambda _: None,
-        link: Link | None = None,
+        transport: Transport | None = None,
     ) -> None:
-        self._settings, self._experiment = settings, experiment
-        self._chunks, self._matcher, self._position = chunks, matcher, position
-        self._pace, self._progress = Pace(speed), progress
-        self._link = link or KafkaLink(settings.kafka, experiment.name)
-        self._follower = Follower(settings, experiment, self._link)
+        self._settings = settings
+        self._experiment = experiment
+        self._chunks = chunks
+        self._matcher = matcher
+        self._position = position
+        self._pace = Pace(speed)
+        self._progress = progress
+        self._transport = transport or KafkaTransport(settings.kafka, experiment.name)
+        self._follower = Follower(settings, experiment, self._transport)
         self._on_its_way: asyncio.Task[None] | None = None
 
     async def play(self) -> Run:
@@ -105,13 +110,14 @@ class Driver:
                     break
                 run.note(state, self._matcher.place)
                 self._progress(run)
-                self._position.step, self._position.moments = None, run.moments
+                self._position.step = None
+                self._position.moments = run.moments
             self._position.save(ended=True)
             return run
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[None]:
-        await self._link.open()
+        await self._transport.open()
         following = asyncio.create_task(self._follower.follow())
         try:
             yield
@@ -120,7 +126,7 @@ class Driver:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._link.close()
+            await self._transport.close()
 
     def _begun(self, state: State) -> Run:
         """The run so far; a new one must have the experiment to itself."""
@@ -154,7 +160,7 @@ class Driver:
         arms = self._experiment.arms
         batches = {
             batch_id: (arms.index(batch.arm), batch.size)
-            for batch_id, batch in self._follower.offers.open.items()
+            for batch_id, batch in self._follower.batches.open.items()
         }
         self._position.step = Step(
             self._matcher.place, run.state.phase, batches, run.row, run.time_s
@@ -165,7 +171,7 @@ class Driver:
 
     async def _collect(self, step: Step, run: Run) -> set[str]:
         """Send the step's reports; returns the batches that the log had too few rows for."""
-        offered = self._follower.offers.open
+        offered = self._follower.batches.open
         batches = {
             arm: _Batch(batch_id, size, self._noise(batch_id) if batch_id in offered else None)
             for batch_id, (arm, size) in step.batches.items()
@@ -192,7 +198,7 @@ class Driver:
         return state is not None and state.status is Status.STOPPED
 
     def _noise(self, batch_id: str) -> BatchNoise:
-        mechanism = self._follower.offers.open[batch_id].terms.mechanism
+        mechanism = self._follower.batches.open[batch_id].terms.mechanism
         return BatchNoise(mechanism, self._position.key, batch_id)
 
     async def _send(self, given: list[tuple[_Batch, Taken]]) -> None:
@@ -218,7 +224,8 @@ class Driver:
             first = last
 
     def _due_by_now(self, due: Floats) -> int:
-        low, high = 1, len(due)
+        low = 1
+        high = len(due)
         while low < high:
             middle = (low + high + 1) // 2
             if self._pace.wait_s(float(due[middle - 1])) <= 0:
@@ -237,7 +244,7 @@ class Driver:
     async def _deliver(self, reports: Rows) -> None:
         for attempt in range(1, _RETRIES + 1):
             try:
-                await self._link.send([reports])
+                await self._transport.send([reports])
                 return
             except Unavailable:
                 if attempt == _RETRIES:
@@ -248,7 +255,7 @@ class Driver:
         """Wait until the agent has these batches' sums, and return its state."""
         if self._on_its_way is not None:
             await self._on_its_way
-        opened = self._follower.offers
+        opened = self._follower.batches
         return await self._follower.until(
             lambda state: state.status is Status.STOPPED or not full & set(opened.open),
             _PATIENCE_S,

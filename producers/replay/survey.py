@@ -130,7 +130,8 @@ class Survey:
             ones = np.array([day.rewards[arm] for day in self.days.values()])
             table = np.stack([ones, [day.counts[arm] for day in self.days.values()] - ones])
             one, freedom = _chi_square(table)
-            statistic, degrees = statistic + one, degrees + freedom
+            statistic = statistic + one
+            degrees = degrees + freedom
         return _upper(statistic, degrees)
 
     def day_table(self) -> list[dict[str, Any]]:

@@ -108,7 +108,8 @@ def _arrow(module: str) -> Any:
 def _arrow_csv(
     source: Source, stream: IO[bytes], header: list[str], wanted: list[str], separator: str
 ) -> Iterator[Table]:
-    arrow, reading = _arrow("pyarrow"), _arrow("pyarrow.csv")
+    arrow = _arrow("pyarrow")
+    reading = _arrow("pyarrow.csv")
     skipped: list[int] = []
 
     def skip(row: Any) -> str:
@@ -212,14 +213,17 @@ def _plain_csv(
             numbers.append(number)
             if len(kept) == ROWS:
                 yield table()
-                kept, numbers, unreadable = [], [], []
+                kept = []
+                numbers = []
+                unreadable = []
         yield table()
     except (csv.Error, UnicodeDecodeError) as error:
         raise damaged(source, error) from None
 
 
 def _parquet(source: Source, named: dict[str, str]) -> Iterator[Table]:
-    arrow, parquet = _arrow("pyarrow"), _arrow("pyarrow.parquet")
+    arrow = _arrow("pyarrow")
+    parquet = _arrow("pyarrow.parquet")
     try:
         file = parquet.ParquetFile(source.path)
         present(source, named, file.schema_arrow.names)

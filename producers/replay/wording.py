@@ -2,7 +2,8 @@
 
 from typing import Any
 
-_MOST_ARMS, _MOST_DAYS = 20, 14
+_MOST_ARMS = 20
+_MOST_DAYS = 14
 
 
 def text(found: dict[str, Any]) -> str:

@@ -80,13 +80,13 @@ def make() -> dict[str, Any]:
                 "canonical": canonical(terms.as_json()).decode(),
                 "id": terms.batch_id,
                 "certified_delta": terms.mechanism.certified_delta,
-                "bits": terms.mechanism.bits,
+                "bits": terms.mechanism.max_ones,
             }
             for terms in _terms()
         ],
         "refused": list(_refused()),
         "tables": list(_tables()),
-        "noise": [_noise(terms, draws) for terms in _terms() if terms.mechanism.bits < 10_000],
+        "noise": [_noise(terms, draws) for terms in _terms() if terms.mechanism.max_ones < 10_000],
         "reports": list(_reports()),
     }
 

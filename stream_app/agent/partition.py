@@ -47,7 +47,8 @@ class EliminationPartition:
                 self._refusals.add(f"sum at offset {record.offset}", str(error))
 
     def _fold(self, record: Record, released: Sum) -> None:
-        key, offset = record.key, record.offset
+        key = record.key
+        offset = record.offset
         assignment = self._assignments.get(key) if key is not None else None
         if assignment is None or key is None or offset <= assignment.folded:
             return
@@ -64,7 +65,7 @@ class EliminationPartition:
                 assignment.experiment.arms[state.serve], assignment.experiment.agent.guarantee,
             )  # fmt: skip
 
-    def side(self, records: Sequence[Record]) -> None:
+    def control(self, records: Sequence[Record]) -> None:
         """Take up new definitions, stop those that the operator stopped."""
         for record in records:
             try:
@@ -122,8 +123,10 @@ class EliminationPartition:
 
     def take(self) -> list[Output]:
         """The newest assignment of each experiment that changed."""
-        changed, self._changed = sorted(self._changed), set()
-        times, self._released_ms = self._released_ms, {}
+        changed = sorted(self._changed)
+        self._changed = set()
+        times = self._released_ms
+        self._released_ms = {}
         return [
             Output(
                 "assignments",
@@ -153,10 +156,10 @@ class EliminationPartition:
     def tick(self, now_ms: int) -> None:
         """Time is nothing to it."""
 
-    def mark(self) -> None:
+    def restart_offset(self) -> None:
         """The position stands in the assignments."""
 
-    async def recover(self, log: Log, mark: int | None) -> int:
+    async def recover(self, log: Log, restart_offset: int | None) -> int:
         """Read assignments and definitions; go on after the last folded sum.
 
         All sums of a chunk are folded in one transaction, in order, so every sum before the last
@@ -170,7 +173,7 @@ class EliminationPartition:
                 self._unreadable.add(key)
                 self._refusals.add(f"assignment of {key[:80]!r}", str(error))
         async for records in log.read("experiments"):
-            self.side([record for record in records if not self._goes_on(record, assigned)])
+            self.control([record for record in records if not self._goes_on(record, assigned)])
         return max((a.folded + 1 for a in self._assignments.values()), default=0)
 
 

@@ -73,7 +73,9 @@ class _Recount:
 
     def __init__(self, found: Sum) -> None:
         mechanism = found.terms.mechanism
-        self.sum, self.size, self.bits = found, mechanism.promise.batch_size, mechanism.bits
+        self.sum = found
+        self.size = mechanism.promise.batch_size
+        self.max_ones = mechanism.max_ones
         self.ids: set[bytes] = set()
         self.counted = self.total = 0
         self.first = self.last = -1
@@ -86,12 +88,17 @@ class _Recount:
 
     def add(self, report_id: bytes, ones: int, offset: int) -> None:
         """Count a report if it is valid; the ids are dropped with the last one."""
-        if offset < self.sum.first.offset or not 0 <= ones <= self.bits or report_id in self.ids:
+        if (
+            offset < self.sum.first.offset
+            or not 0 <= ones <= self.max_ones
+            or report_id in self.ids
+        ):
             return
         self.ids.add(report_id)
         self.counted += 1
         self.total += ones
-        self.first, self.last = self.first if self.first >= 0 else offset, offset
+        self.first = self.first if self.first >= 0 else offset
+        self.last = offset
         if self.complete:
             self.digest = hashlib.sha256(b"".join(sorted(self.ids))).hexdigest()
             self.ids = set()
@@ -117,7 +124,8 @@ async def _recount(settings: KafkaSettings, name: str, recounts: dict[str, _Reco
     partition = kafka.partition_of(name, await kafka.partition_count(settings))
     place = TopicPartition(kafka.topic(settings, "reports"), partition)
     start = min((r.sum.first.offset for r in recounts.values()), default=0)
-    key, missing = name.encode(), dict(recounts)
+    key = name.encode()
+    missing = dict(recounts)
     async with kafka.consumer(settings, committed=False) as consumer:
         consumer.assign([place])
         try:

@@ -96,7 +96,8 @@ class _Refold:
         due = terms_of(self.experiment, batch)
         if due.batch_id == found.batch_id:
             return batch
-        there, here = found.terms.as_json(), due.as_json()
+        there = found.terms.as_json()
+        here = due.as_json()
         key = next(key for key in here if here[key] != there[key])
         self._differ(found, f"its terms have {key} = {there[key]}, the experiment's {here[key]}")
         return None

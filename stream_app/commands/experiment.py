@@ -73,7 +73,8 @@ def _cell(value: object) -> str:
 
 
 def _row(entry: Entry) -> dict[str, Any]:
-    defined, assignment = entry.experiment, entry.assignment
+    defined = entry.experiment
+    assignment = entry.assignment
     state = None if assignment is None else assignment.state
     serve = None if state is None or assignment is None else state.serve
     return {
@@ -115,7 +116,8 @@ def show(name: str, as_json: bool, settings: Settings) -> None:
 
 
 def _show_state(entry: Entry, assignment: Assignment) -> None:
-    state, agent = assignment.state, Agent(assignment.experiment)
+    state = assignment.state
+    agent = Agent(assignment.experiment)
     horizon = agent.horizon(state)
     click.echo(
         f"{entry.name}: {entry.state}, phase {state.phase}, {state.users:,} users "
@@ -145,7 +147,8 @@ def _show_state(entry: Entry, assignment: Assignment) -> None:
 
 def decision(assignment: Assignment) -> str:
     """What is decided, with the guarantee that holds for it, in words."""
-    state, defined = assignment.state, assignment.experiment
+    state = assignment.state
+    defined = assignment.experiment
     if state.serve is None:
         left = sum(arm.viable for arm in state.arms)
         return f"No decision yet: {left} of {len(state.arms)} arms are left."

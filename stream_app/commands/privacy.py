@@ -30,7 +30,7 @@ def certificate(mechanism: Mechanism) -> dict[str, Any]:
         "delta": float(promise.delta),
         "batch_size": promise.batch_size,
         "honest_fraction": float(promise.honest_fraction),
-        "bits": mechanism.bits,
+        "bits": mechanism.max_ones,
         "variance": mechanism.variance,
         "certified_delta": mechanism.certified_delta,
         "parameters": mechanism.parameters,
@@ -102,7 +102,7 @@ def _paper_comparison(promise: Promise, found: Mechanism) -> str:
         return str(error)
     return (
         f"variance {paper.variance:.6g}, {paper.variance / found.variance:.3g} times this one; "
-        f"delta {paper.certified_delta:.3g}; {paper.bits} bits a report"
+        f"delta {paper.certified_delta:.3g}; {paper.max_ones} bits a report"
     )
 
 

@@ -95,11 +95,15 @@ def _log_one_sided(trials: int, numerator: int, epsilon: float) -> float:
     b <= t. They are walked downward from t in blocks, relative to f(t), until what is left is
     negligible; the geometric bound of the rest is added.
     """
-    q, r = numerator / ONE, (ONE - numerator) / ONE
+    q = numerator / ONE
+    r = (ONE - numerator) / ONE
     growth = math.exp(epsilon)
     top = min(trials, math.ceil((trials + 1) * q / (q + growth * r)))
     rest_factor = 1 + 1 / -math.expm1(-epsilon)
-    total, mass, high, block = 0.0, 1.0, top, 64
+    total = 0.0
+    mass = 1.0
+    high = top
+    block = 64
     while high >= 0:
         b = np.arange(high, max(high - block, -1), -1, dtype=np.float64)
         rho = b * r / ((trials - b + 1) * q)

@@ -24,7 +24,7 @@ from functools import lru_cache
 import numpy as np
 
 from stream_app.core.confidence import Bools, Confidence, Ints
-from stream_app.core.experiment import MAX_HORIZON, Experiment, Order, Test
+from stream_app.core.experiment import MAX_HORIZON, Comparison, Experiment, Order
 from stream_app.core.noise import Floats
 from stream_app.core.schedules import Noises, Plan, mechanism_noise, plan
 from stream_app.errors import IllegalTransition
@@ -95,7 +95,8 @@ class Arms:
     def fresh(cls, runs: int, arms: int) -> "Arms":
         """Runs at the beginning of an epoch."""
         shape = (runs, arms)
-        viable, batches = np.ones(shape, np.bool_), np.zeros(shape, np.int64)
+        viable = np.ones(shape, np.bool_)
+        batches = np.zeros(shape, np.int64)
         users = np.zeros(runs, np.int64)
         return cls(viable, batches, np.zeros(shape), np.full(shape, np.nan), users)
 
@@ -113,7 +114,9 @@ class Arms:
 
     def rows(self, which: Bools) -> "Arms":
         """Some of the runs."""
-        viable, batches, users = self.viable[which], self.batches[which], self.users[which]
+        viable = self.viable[which]
+        batches = self.batches[which]
+        users = self.users[which]
         return Arms(viable, batches, self.weighted[which], self.index[which], users)
 
 
@@ -190,7 +193,8 @@ class Agent:
             arms[i] = replace(arms[i], viable=False)
         for i in np.flatnonzero(np.isnan(row.index) & ~np.isnan(found.index)).tolist():
             arms[i] = replace(arms[i], index=float(found.index[0, i]))
-        state, left = replace(state, arms=tuple(arms)), np.flatnonzero(found.viable)
+        state = replace(state, arms=tuple(arms))
+        left = np.flatnonzero(found.viable)
         if len(left) == 1:
             return replace(state, status=Status.DECIDED, serve=int(left[0]))
         return self._open_phase(state, found)
@@ -214,7 +218,8 @@ class Agent:
     def recorded(self, epoch: int, arms: Arms, chosen: Bools, size: Ints, sums: Floats) -> Arms:
         """The arms after one more batch of each chosen one; `sums` are theirs, row by row."""
         plan = self._at(epoch)[0]
-        weighted, index = arms.weighted.copy(), arms.index.copy()
+        weighted = arms.weighted.copy()
+        index = arms.index.copy()
         weighted[chosen] += plan.weights[plan.group[arms.batches[chosen]]] * sums
         index[chosen] = np.nan
         users = arms.users + size * np.sum(chosen, axis=1)
@@ -225,13 +230,15 @@ class Agent:
         confidence = self._at(epoch)[1]
         if not self._by_index:
             return replace(arms, viable=confidence.survivors(phase, arms.weighted, arms.viable))
-        index, stale = arms.index.copy(), np.isnan(arms.index)
+        index = arms.index.copy()
+        stale = np.isnan(arms.index)
         index[stale] = confidence.indices(arms.batches[stale], arms.weighted[stale])
         return replace(arms, index=index)
 
     def leaders(self, epoch: int, arms: Arms) -> Ints:
         """Each run's viable arm with the largest mean so far; the first one before any sum."""
-        means, known = np.full(arms.viable.shape, -np.inf), arms.viable & (arms.batches > 0)
+        means = np.full(arms.viable.shape, -np.inf)
+        known = arms.viable & (arms.batches > 0)
         means[known] = self._at(epoch)[1].means(arms.batches[known], arms.weighted[known])
         leaders: Ints = np.argmax(means, axis=1)
         return leaders
@@ -243,7 +250,7 @@ class Agent:
 
     @property
     def _by_index(self) -> bool:
-        return self.experiment.agent.test is Test.KL_UCB
+        return self.experiment.agent.test is Comparison.KL_UCB
 
     @property
     def _sequential(self) -> bool:
@@ -316,7 +323,8 @@ class Agent:
     ) -> list[tuple[float, float, float]]:
         """Mean, lower and upper bound of arms with this evidence in an epoch; all at once."""
         confidence = self._at(epoch)[1]
-        counts, sums = np.array(batches), np.array(weighted)
+        counts = np.array(batches)
+        sums = np.array(weighted)
         means = confidence.means(counts, sums).tolist()
         lower, upper = confidence.intervals(counts, sums)
         return list(zip(means, lower.tolist(), upper.tolist(), strict=True))

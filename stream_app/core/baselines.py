@@ -38,7 +38,7 @@ import numpy as np
 from scipy.special import zeta
 
 from stream_app.core.confidence import Bools, Ints
-from stream_app.core.experiment import Experiment, Guarantee, ScheduleName, Test
+from stream_app.core.experiment import Comparison, Experiment, Guarantee, ScheduleName
 from stream_app.core.noise import AnyNoise, Floats, NoNoise
 from stream_app.core.simulation import Block, agent_runs, grid, means_of, users_of
 
@@ -52,24 +52,24 @@ def no_noise(_size: int) -> tuple[AnyNoise, float, float]:
 
 def non_private_elimination(experiment: Experiment, runs: int, rng: np.random.Generator) -> Block:
     """Arm elimination on the rewards themselves."""
-    bare = _with_test(experiment, Test.PAIRWISE, experiment.agent.guarantee)
+    bare = _with_test(experiment, Comparison.PAIRWISE, experiment.agent.guarantee)
     return agent_runs(bare, no_noise, means_of(experiment), runs, rng)
 
 
 def non_private_kl_ucb(experiment: Experiment, runs: int, rng: np.random.Generator) -> Block:
     """kl-ucb on the rewards themselves."""
-    bare = _with_test(experiment, Test.KL_UCB, Guarantee.EXPECTED)
+    bare = _with_test(experiment, Comparison.KL_UCB, Guarantee.EXPECTED)
     return agent_runs(bare, no_noise, means_of(experiment), runs, rng)
 
 
 def local(experiment: Experiment, runs: int, rng: np.random.Generator) -> Block:
     """kl-ucb on bits that each user flips with probability f = 1/(1 + e^eps) (Ren et al. 2020)."""
     flip = 1 / (1 + math.exp(float(experiment.privacy.epsilon)))
-    bare = _with_test(experiment, Test.KL_UCB, Guarantee.EXPECTED)
+    bare = _with_test(experiment, Comparison.KL_UCB, Guarantee.EXPECTED)
     return agent_runs(bare, no_noise, flip + (1 - 2 * flip) * means_of(experiment), runs, rng)
 
 
-def _with_test(experiment: Experiment, test: Test, guarantee: Guarantee) -> Experiment:
+def _with_test(experiment: Experiment, test: Comparison, guarantee: Guarantee) -> Experiment:
     """The experiment with this test on geometric batches from 16, or MATH 5's T/8k if less."""
     first = max(2, min(16, experiment.horizon // (8 * len(experiment.arms))))
     agent = replace(
@@ -98,17 +98,22 @@ def dp_se_epoch(viable: Ints, epoch: int, epsilon: float, beta: float) -> Epoch:
     sampling = np.log(8 * viable * epoch**2 / beta)
     privacy = np.log(4 * viable * epoch**2 / beta)
     pulls = np.ceil(np.maximum(32 * sampling / gap**2, 8 * privacy / (epsilon * gap))) + 1
-    h, c = np.sqrt(sampling / (2 * pulls)), privacy / (pulls * epsilon)
+    h = np.sqrt(sampling / (2 * pulls))
+    c = privacy / (pulls * epsilon)
     return Epoch(pulls, 1 / (epsilon * pulls), 2 * h + 2 * c)
 
 
 def central_dp_se(experiment: Experiment, runs: int, rng: np.random.Generator) -> Block:
     """DP-SE (Sajed and Sheffet 2019; MATH 7), with beta = 1/T."""
-    epsilon, beta = float(experiment.privacy.epsilon), 1 / experiment.horizon
-    means, last = means_of(experiment), users_of(experiment)
-    gaps, points = means.max() - means, grid(last)
+    epsilon = float(experiment.privacy.epsilon)
+    beta = 1 / experiment.horizon
+    means = means_of(experiment)
+    last = users_of(experiment)
+    gaps = means.max() - means
+    points = grid(last)
     viable = np.ones((runs, len(means)), dtype=np.bool_)
-    users, curves = np.zeros(runs), np.zeros((runs, len(points)))
+    users = np.zeros(runs)
+    curves = np.zeros((runs, len(points)))
     for number in count(1):
         active = np.flatnonzero((viable.sum(1) > 1) & (users < last))
         if not len(active):
@@ -196,14 +201,20 @@ def central_dp_ucb_int(
     """
     privacy = experiment.privacy
     interval = release_interval(float(privacy.epsilon), float(privacy.delta), rate)
-    means, last = means_of(experiment), users_of(experiment)
-    gaps, points = means.max() - means, grid(last)
+    means = means_of(experiment)
+    last = users_of(experiment)
+    gaps = means.max() - means
+    points = grid(last)
     every = np.arange(runs)
-    rewards, pulls = np.zeros((runs, len(means))), np.zeros((runs, len(means)))
+    rewards = np.zeros((runs, len(means)))
+    pulls = np.zeros((runs, len(means)))
     released = np.full((runs, len(means)), np.inf)  # an arm without a release goes first
-    regret, curves, known = np.zeros(runs), np.zeros((runs, len(points))), 0
+    regret = np.zeros(runs)
+    curves = np.zeros((runs, len(points)))
+    known = 0
     for users in range(0, last, interval):
-        level, n = math.log(users + 1), np.maximum(pulls, 1)
+        level = math.log(users + 1)
+        n = np.maximum(pulls, 1)
         arm = (released + np.sqrt(2 * level / n) + level * n ** (rate / 2 - 1)).argmax(1)
         while known < len(points) and points[known] <= users + interval:
             curves[:, known] = regret + (points[known] - users) * gaps[arm]

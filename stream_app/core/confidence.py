@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_app.core.experiment import Guarantee, Test
+from stream_app.core.experiment import Comparison, Guarantee
 from stream_app.core.noise import Floats, both_sides
 from stream_app.core.schedules import Plan
 
@@ -35,7 +35,8 @@ def minimise(
     points ends the search. Every theta gives a valid bound, so an inexact minimum is only a
     little less sharp.
     """
-    a, b = np.log(low), np.log(high)
+    a = np.log(low)
+    b = np.log(high)
     for _ in range(3):
         points = np.linspace(a, b, _POINTS)
         values = function(np.exp(points))
@@ -57,7 +58,7 @@ def minimise(
 class Confidence:
     """One experiment's test, with its plan and its share of the error probability."""
 
-    test: Test
+    test: Comparison
     guarantee: Guarantee
     plan: Plan
     arms: int
@@ -95,7 +96,7 @@ class Confidence:
 
     def intervals(self, batches: Ints, sums: Floats) -> tuple[Floats, Floats]:
         """Lower and upper bounds for each arm's mean, clipped to [0, 1]."""
-        if self.test in (Test.PAPER, Test.CHERNOFF):
+        if self.test in (Comparison.PAPER, Comparison.CHERNOFF):
             radius = self._radius(batches)
             mean = self.means(batches, sums)
             return np.clip(mean - radius, 0, 1), np.clip(mean + radius, 0, 1)
@@ -118,7 +119,7 @@ class Confidence:
         """Which viable arms stay after a phase in which each had its batch; sums are (..., k)."""
         leader = np.max(np.where(viable, sums, -np.inf), axis=-1)
         behind = leader[..., None] - sums
-        if self.test is Test.PAIRWISE:
+        if self.test is Comparison.PAIRWISE:
             threshold = self._thresholds(phase, leader, np.where(viable, behind, 0))[..., None]
         else:
             # mean_a + I < max(mean - I), all arms having the same radius I.
@@ -143,7 +144,8 @@ class Confidence:
         """
         plan, counts, weights = self._evidence(batches)
         mass = counts * plan.users
-        reach, sign = self._reach[batches], 1.0 if mirrored else -1.0
+        reach = self._reach[batches]
+        sign = 1.0 if mirrored else -1.0
 
         def bound(theta: Floats) -> Floats:
             tilt = theta[..., None] * weights
@@ -158,7 +160,7 @@ class Confidence:
 
     def _radius(self, batches: Ints) -> Floats:
         """I of the symmetric tests `paper` and `chernoff`."""
-        if self.test is Test.PAPER:
+        if self.test is Comparison.PAPER:
             return self._paper_radius(batches)
         return self._chernoff(batches, self._levels(batches))[1]
 
@@ -183,7 +185,8 @@ class Confidence:
     def _paper_radius(self, batches: Ints) -> Floats:
         """(2 sqrt(t) sigma / N + 1 / sqrt(N)) sqrt(2 ln T), with t sigma^2 = sum_j sigma_j^2."""
         counts = self.plan.counts[batches]
-        users, variance = counts @ self.plan.users, counts @ self.plan.variances
+        users = counts @ self.plan.users
+        variance = counts @ self.plan.variances
         radius: Floats = (2 * np.sqrt(variance) / users + 1 / np.sqrt(users)) * math.sqrt(
             2 * math.log(self.horizon)
         )
@@ -195,7 +198,8 @@ class Confidence:
         mass = counts * plan.users
         best = self.upper(batches, leader, self._levels(batches))
         spread = np.where(best >= 0.5, 0.25, best * (1 - best))
-        k, expected = self.arms, self.guarantee is Guarantee.EXPECTED
+        k = self.arms
+        expected = self.guarantee is Guarantee.EXPECTED
         chance = math.log(self.horizon * self._phases * (k * (k - 1) / 2 if expected else k))
 
         def scaled(theta: Floats) -> Floats:
@@ -251,13 +255,15 @@ class Confidence:
 
     def _levels(self, batches: Ints) -> Floats:
         """L of MATH 4 for each arm's own bound."""
-        if self.test is Test.KL_UCB:
+        if self.test is Comparison.KL_UCB:
             if self.guarantee is Guarantee.EXPECTED:
                 levels: Floats = np.vectorize(self._index_level, otypes=[np.float64])(batches)
                 return levels
             return np.full(batches.shape, math.log(self.horizon * self._fitting))
         count = self.arms * self._phases * self.horizon
-        return np.full(batches.shape, math.log(2 * count if self.test is Test.CHERNOFF else count))
+        return np.full(
+            batches.shape, math.log(2 * count if self.test is Comparison.CHERNOFF else count)
+        )
 
     def _index_level(self, batches: int) -> float:
         """`kl-ucb`, expected: L = ln(T nb) - ln kappa(theta_L), floor 1.
@@ -267,7 +273,8 @@ class Confidence:
         known = self._index_levels.get(batches)
         if known is not None:
             return known
-        plan, b = self.plan, np.array(batches)
+        plan = self.plan
+        b = np.array(batches)
         top = math.log(self.horizon * self._fitting)
         level = top
         for _ in range(8):

@@ -25,7 +25,7 @@ MAX_HORIZON = 10**12
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
-class Test(StrEnum):
+class Comparison(StrEnum):
     """How arms are compared (MATH 4)."""
 
     __test__ = False  # not a test class, whatever its name
@@ -81,7 +81,7 @@ class AgentSettings:
     """How the agent compares arms and sizes batches."""
 
     preset: str
-    test: Test
+    test: Comparison
     guarantee: Guarantee
     schedule: ScheduleName
     order: Order = Order.SEQUENTIAL
@@ -94,12 +94,15 @@ class AgentSettings:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if self.guarantee is Guarantee.EXPECTED and self.test in (Test.PAPER, Test.CHERNOFF):
+        if self.guarantee is Guarantee.EXPECTED and self.test in (
+            Comparison.PAPER,
+            Comparison.CHERNOFF,
+        ):
             raise ConfigurationError(
                 f"agent.guarantee = expected: test {self.test} gives high-probability only; "
                 "use test = pairwise or kl-ucb"
             )
-        if self.test is Test.PAPER and self.schedule is ScheduleName.GEOMETRIC:
+        if self.test is Comparison.PAPER and self.schedule is ScheduleName.GEOMETRIC:
             raise ConfigurationError(
                 "agent.schedule = geometric: test paper takes unweighted batches; "
                 "use schedule = fixed or doubling"

@@ -21,7 +21,8 @@ class Ids:
 
     def __init__(self, ids: Iterable[bytes] = ()) -> None:
         self._recent = set(ids)
-        self._high, self._low = _NONE, _NONE
+        self._high = _NONE
+        self._low = _NONE
 
     def __len__(self) -> int:
         return len(self._recent) + len(self._high)

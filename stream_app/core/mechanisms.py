@@ -122,7 +122,7 @@ class Binomial:
     name = MechanismName.BINOMIAL
 
     @property
-    def bits(self) -> int:
+    def max_ones(self) -> int:
         """A report is an integer from 0 to this."""
         return 1 + self.trials
 
@@ -189,7 +189,7 @@ class DiscreteLaplace:
     calibration = Calibration.EXACT
 
     @property
-    def bits(self) -> int:
+    def max_ones(self) -> int:
         """A report is an integer from 0 to this."""
         return 2 * self.clip + 1
 
@@ -273,7 +273,8 @@ def calibrate(
 
 
 def _calibrate_laplace(promise: Promise) -> DiscreteLaplace:
-    epsilon, delta = promise.effective_epsilon, float(promise.delta)
+    epsilon = promise.effective_epsilon
+    delta = float(promise.delta)
     clip = accounting.least_clip(promise.batch_size, promise.honest, epsilon, delta)
     rounding = accounting.table_delta(promise.batch_size, clip, 64, epsilon)
     return DiscreteLaplace(promise, clip, 64 if rounding <= 0.01 * delta else 128)
@@ -281,7 +282,8 @@ def _calibrate_laplace(promise: Promise) -> DiscreteLaplace:
 
 def _bits(promise: Promise) -> tuple[int, int]:
     """Fewest certified bits from h users: p = ceil(n_min/h) fair ones, or one with the least q."""
-    epsilon, delta = float(promise.epsilon), float(promise.delta)
+    epsilon = float(promise.epsilon)
+    delta = float(promise.delta)
     fewest = accounting.fewest_fair_trials(epsilon, delta)
     if promise.honest >= fewest:
         return 1, accounting.least_success(promise.honest, epsilon, delta)
@@ -309,13 +311,15 @@ def rebuild(
 ) -> Mechanism:
     """A mechanism from a certificate's or a batch's stated parameters, as they stand there."""
     if name is MechanismName.DISCRETE_LAPLACE:
-        clip, table_bits = parameters["clip"], parameters["table_bits"]
+        clip = parameters["clip"]
+        table_bits = parameters["table_bits"]
         # Certifying costs by these: more than any calibration asks for is refused unread.
         most = math.ceil(500 / promise.effective_epsilon)
         _require(1 <= clip <= most, "clip", clip, f"from 1 to {most}")
         _require(table_bits in (64, 128), "table_bits", table_bits, "64 or 128")
         return DiscreteLaplace(promise, clip, table_bits)
-    total, numerator = parameters["trials"], parameters["success_numerator"]
+    total = parameters["trials"]
+    numerator = parameters["success_numerator"]
     trials, rest = divmod(total, promise.batch_size)
     _require(trials >= 1 and rest == 0, "trials", total, "a positive multiple of batch_size")
     _require(trials <= MAX_REPORT_BITS, "trials", total, f"at most {MAX_REPORT_BITS} a user")

@@ -33,17 +33,21 @@ def laplace_table(honest: int, epsilon: Decimal, clip: int, bits: int) -> tuple[
     with localcontext() as context:
         context.prec = int(bits * 0.302) + 40
         eps = min(epsilon, Decimal(accounting.MAX_EPSILON))
-        r, p = Decimal(1) / honest, (-eps).exp()
+        r = Decimal(1) / honest
+        p = (-eps).exp()
         centre = 1 + p * p
         start = clip + math.ceil((bits + 48) * math.log(2) / float(eps)) + 2
-        above, here = Decimal(0), Decimal(1)
-        tail, tails = Decimal(0), [Decimal(0)] * (clip + 1)
+        above = Decimal(0)
+        here = Decimal(1)
+        tail = Decimal(0)
+        tails = [Decimal(0)] * (clip + 1)
         for d in range(start, 0, -1):
             tail += here
             if d <= clip:
                 tails[d] = tail
             below = (centre * d * here - p * (d + 1 - r) * above) / (p * (d - 1 + r))
-            above, here = here, below
+            above = here
+            here = below
         whole = here + 2 * tail
         scale = Decimal(1 << bits) / whole
         lower = [int((tail * scale).to_integral_value(ROUND_HALF_EVEN)) for tail in tails[1:]]
@@ -107,7 +111,8 @@ class BiasedSampler(Sampler):
 
     def __init__(self, trials: int, numerator: int, entropy: Entropy) -> None:
         super().__init__(entropy)
-        self._trials, self._numerator = trials, numerator
+        self._trials = trials
+        self._numerator = numerator
 
     def noise(self) -> int:
         """See `Sampler`."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_app.core.experiment import Experiment, ScheduleName, Test
+from stream_app.core.experiment import Comparison, Experiment, ScheduleName
 from stream_app.core.mechanisms import MAX_BATCH_SIZE
 from stream_app.core.noise import AnyNoise, Floats, head, stack
 
@@ -74,9 +74,12 @@ def sizes(experiment: Experiment, horizon: int, variance: float) -> Iterator[int
         ),
     )
     growth = Fraction(settings.growth)
-    exact, total = Fraction(first), 0
+    exact = Fraction(first)
+    total = 0
     while True:
-        if settings.test is Test.KL_UCB:  # MATH 4: each later batch max(m_1, ceil((growth-1) N))
+        if (
+            settings.test is Comparison.KL_UCB
+        ):  # MATH 4: each later batch max(m_1, ceil((growth-1) N))
             size = max(first, math.ceil((growth - 1) * total))
         else:
             size = math.ceil(exact)
@@ -98,7 +101,7 @@ def mechanism_noise(experiment: Experiment) -> Noises:
 
 def plan(experiment: Experiment, horizon: int, noises: Noises) -> Plan:
     """The batches that can happen within the horizon: of one arm, or of two that compete."""
-    share = horizon if experiment.agent.test is Test.KL_UCB else horizon // 2
+    share = horizon if experiment.agent.test is Comparison.KL_UCB else horizon // 2
     fixed = experiment.agent.schedule is ScheduleName.FIXED and experiment.agent.batch_size is None
     default_size = noises(1_000_000)[2] if fixed else 0.0
     fitting: list[int] = []

@@ -122,7 +122,8 @@ def agent_runs(
 ) -> Block:
     """Runs of the experiment's agent; `reward_means` are the means of what reports carry."""
     books = _Runs(_agent(experiment, noises), noises, reward_means, runs, rng)
-    epoch, active = 0, np.arange(runs)
+    epoch = 0
+    active = np.arange(runs)
     while len(active):
         active = books.epoch(epoch, active)
         epoch += 1
@@ -140,8 +141,12 @@ class _Runs:
         runs: int,
         rng: np.random.Generator,
     ) -> None:
-        self._agent, self._noises, self._reward_means, self._rng = agent, noises, reward_means, rng
-        means, self._last = means_of(agent.experiment), users_of(agent.experiment)
+        self._agent = agent
+        self._noises = noises
+        self._reward_means = reward_means
+        self._rng = rng
+        means = means_of(agent.experiment)
+        self._last = users_of(agent.experiment)
         self._gaps, self._points = means.max() - means, grid(self._last)
         self._users = np.zeros(runs, np.int64)
         self._viable = np.ones((runs, len(means)), np.bool_)
@@ -150,13 +155,16 @@ class _Runs:
 
     def epoch(self, epoch: int, active: Ints) -> Ints:
         """Take these runs through an epoch; returns those that begin another one."""
-        agent, again, phase = self._agent, active[:0], 0
+        agent = self._agent
+        again = active[:0]
+        phase = 0
         arms = Arms.fresh(len(active), len(self._gaps))
         while True:
             phase += 1
             self._viable[active] = arms.viable
             chosen, size = agent.opening(epoch, phase, arms)
-            full, decided = size == 0, np.sum(arms.viable, axis=1) == 1
+            full = size == 0
+            decided = np.sum(arms.viable, axis=1) == 1
             ended = decided | (full & agent.final(epoch))
             self._serve[active[ended]] = agent.leaders(epoch, arms.rows(ended))
             again = np.append(again, active[full & ~ended])
@@ -164,10 +172,14 @@ class _Runs:
             going = ~full & ~decided & (self._users[active] < self._last)
             if not np.any(going):
                 return again
-            active, arms, chosen, size = active[going], arms.rows(going), chosen[going], size[going]
+            active = active[going]
+            arms = arms.rows(going)
+            chosen = chosen[going]
+            size = size[going]
             complete = self._completes(active, chosen, size)
             arms = agent.recorded(epoch, arms, chosen, size, self._collect(active, chosen, size))
-            active, arms = active[complete], agent.judged(epoch, phase, arms.rows(complete))
+            active = active[complete]
+            arms = agent.judged(epoch, phase, arms.rows(complete))
 
     def _completes(self, active: Ints, chosen: Bools, size: Ints) -> Bools:
         """Whether a phase's last batch begins before the last user; interleaved, all do."""
@@ -179,7 +191,8 @@ class _Runs:
     def _collect(self, active: Ints, chosen: Bools, size: Ints) -> Floats:
         """Draw a phase's sums, row by row, and account for its users in that order."""
         row, arm = np.nonzero(chosen)
-        sizes, before = size[row], (np.cumsum(chosen, axis=1) - 1)[row, arm]
+        sizes = size[row]
+        before = (np.cumsum(chosen, axis=1) - 1)[row, arm]
         start = self._users[active][row] + before * sizes
         served = np.clip(self._points - start[:, None], 0, sizes[:, None])
         regret = served * self._gaps[arm][:, None]

@@ -123,7 +123,8 @@ def parse(raw: object) -> Terms:
     ):
         raise InvalidInput(f"terms must have exactly the keys {', '.join(sorted(_KEYS))}")
     try:
-        name, calibration = MechanismName(raw["mechanism"]), Calibration(raw["calibration"])
+        name = MechanismName(raw["mechanism"])
+        calibration = Calibration(raw["calibration"])
         stated = raw["parameters"]
         if not isinstance(stated, dict) or set(stated) != _PARAMETERS[name]:
             raise InvalidInput(f"parameters of {name} must be {sorted(_PARAMETERS[name])}")

@@ -72,14 +72,14 @@ class Window:
     terms: Terms
     key: bytes
     size: int
-    bits: int
+    max_ones: int
     ids: Ids = field(default_factory=Ids)
     fresh: bytearray = field(default_factory=bytearray)  # ids since the last checkpoint
     total: int = 0
-    fresh_total: int = 0
+    unsaved_total: int = 0
     first: Place | None = None
     last: Place | None = None
-    fresh_first: Place | None = None
+    unsaved_first: Place | None = None
     reached: int = 0
     deltas: int = 0
     room: int = field(init=False)  # how many reports are missing
@@ -106,23 +106,27 @@ class Window:
         refused: dict[int, Refusal] = {}
         if (
             min(ones) < 0
-            or max(ones) > self.bits
+            or max(ones) > self.max_ones
             or (self.reached and where(indices[0]).offset < self.reached)
         ):
             refused = self._misfits(ones, indices, where)
             left = [i for i, index in enumerate(indices) if index not in refused]
-            ids, ones, indices = _some(ids, left), _some(ones, left), _some(indices, left)
+            ids = _some(ids, left)
+            ones = _some(ones, left)
+            indices = _some(indices, left)
         if known := self.ids.add_all(ids):
             refused |= {indices[i]: Refusal.DUPLICATE for i in known}
             left = sorted(set(range(len(ids))).difference(known))
-            ids, ones, indices = _some(ids, left), _some(ones, left), _some(indices, left)
+            ids = _some(ids, left)
+            ones = _some(ones, left)
+            indices = _some(indices, left)
         if ids:
             self.room -= len(ids)
             self.fresh += b"".join(ids)
-            self.fresh_total += sum(ones)
-            if self.fresh_first is None:
-                self.fresh_first = where(indices[0])
-                self.first = self.first or self.fresh_first
+            self.unsaved_total += sum(ones)
+            if self.unsaved_first is None:
+                self.unsaved_first = where(indices[0])
+                self.first = self.first or self.unsaved_first
             if not self.room:
                 self.last = where(indices[-1])
         return Counter(refused.values()) if refused else {}
@@ -132,7 +136,9 @@ class Window:
     ) -> dict[int, Refusal]:
         """The reports that no window counts, or that this one has seen."""
         seen = [i for i in indices if where(i).offset < self.reached]
-        wrong = [i for i, count in zip(indices, ones, strict=True) if not 0 <= count <= self.bits]
+        wrong = [
+            i for i, count in zip(indices, ones, strict=True) if not 0 <= count <= self.max_ones
+        ]
         return dict.fromkeys(seen, Refusal.REREAD) | dict.fromkeys(wrong, Refusal.OUT_OF_RANGE)
 
     @property
@@ -148,7 +154,7 @@ class Window:
         return Release(
             self.batch_id,
             self.terms,
-            self.total + self.fresh_total,
+            self.total + self.unsaved_total,
             self.ids.digest(),
             self.first,
             self.last,
@@ -156,22 +162,24 @@ class Window:
 
     def checkpoint(self, position: int) -> list[Delta]:
         """What was accepted since the last checkpoint, all of it below `position`, in pieces."""
-        if self.fresh_first is None:
+        if self.unsaved_first is None:
             return []
         deltas = [
             Delta(
                 self.batch_id,
                 self.deltas + i,
                 bytes(self.fresh[start : start + 16 * MAX_DELTA_IDS]),
-                self.fresh_total if start == 0 else 0,
-                self.fresh_first,
+                self.unsaved_total if start == 0 else 0,
+                self.unsaved_first,
                 position,
             )
             for i, start in enumerate(range(0, len(self.fresh), 16 * MAX_DELTA_IDS))
         ]
         self.deltas += len(deltas)
-        self.total += self.fresh_total
-        self.fresh_total, self.fresh_first, self.reached = 0, None, position
+        self.total += self.unsaved_total
+        self.unsaved_total = 0
+        self.unsaved_first = None
+        self.reached = position
         self.fresh.clear()
         return deltas
 
@@ -181,7 +189,8 @@ class Window:
         self.room = self.size - len(self.ids)
         self.total += delta.total
         self.first = self.first or delta.first
-        self.reached, self.deltas = delta.reached, delta.number + 1
+        self.reached = delta.reached
+        self.deltas = delta.number + 1
 
 
 def _some(column: Sequence[_T], places: Sequence[int]) -> list[_T]:
@@ -196,5 +205,6 @@ def place(offset: int, time_ms: int) -> Place:
 def open_window(batch_id: str, terms: Terms) -> Window:
     """An empty window for a batch whose terms were checked."""
     mechanism = terms.mechanism
-    key, size = terms.experiment.encode(), mechanism.promise.batch_size
-    return Window(batch_id, terms, key, size, mechanism.bits)
+    key = terms.experiment.encode()
+    size = mechanism.promise.batch_size
+    return Window(batch_id, terms, key, size, mechanism.max_ones)

@@ -27,7 +27,7 @@ _POLL_MS = 500
 _BACKOFF_S = 1.0
 
 
-class Board:
+class AssignmentCache:
     """What is posted for clients."""
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -126,15 +126,15 @@ def posted(offer: Offer, partition: int, before: Posting | None = None) -> Posti
             "open": [{"batch": batch_id, "terms": terms} for batch_id, terms in offer.open],
         }
     )
-    bits: dict[str, int | None] = {}
+    max_ones: dict[str, int | None] = {}
     newest = -1 if before is None else before.newest
     for batch_id, raw in offer.open:
         try:
             terms = parse(raw)
         except InvalidInput:
-            bits[batch_id] = None
+            max_ones[batch_id] = None
             continue
-        bits[batch_id] = terms.mechanism.bits if terms.batch_id == batch_id else None
+        max_ones[batch_id] = terms.mechanism.max_ones if terms.batch_id == batch_id else None
         newest = max(newest, terms.sequence)
     digest = base64.urlsafe_b64encode(hashlib.sha256(body).digest()[:18]).decode()
-    return Posting(offer.experiment, partition, body, f'"{digest}"', offer.status, bits, newest)
+    return Posting(offer.experiment, partition, body, f'"{digest}"', offer.status, max_ones, newest)

@@ -38,8 +38,10 @@ class Bucket:
     __slots__ = ("_most", "_rate", "_tokens", "_when")
 
     def __init__(self, rate: float, now: float) -> None:
-        self._rate, self._most = rate, max(rate, float(MAX_REPORTS))
-        self._tokens, self._when = self._most, now
+        self._rate = rate
+        self._most = max(rate, float(MAX_REPORTS))
+        self._tokens = self._most
+        self._when = now
 
     def lacks(self, tokens: int, now: float) -> float:
         """Seconds until so many tokens are there; 0 if they are."""
@@ -52,13 +54,14 @@ class Bucket:
         self._tokens -= tokens
 
 
-class Door:
+class ConnectionLimits:
     """All open connections of a gateway."""
 
     def __init__(self, settings: GatewaySettings, clock: Callable[[], float]) -> None:
         self.evicted = 0
         self.streams = 0
-        self._settings, self._clock = settings, clock
+        self._settings = settings
+        self._clock = clock
         self._all = Bucket(settings.max_reports_per_s, clock())
         self._buckets: dict[Connection, Bucket] = {}
         self._idle: dict[Connection, None] = {}  # longest idle first

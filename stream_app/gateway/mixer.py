@@ -46,7 +46,7 @@ class Hold:
     timer: asyncio.TimerHandle | None = None
 
 
-class Outbox:
+class Mixer:
     """All reports between their sender and Kafka."""
 
     def __init__(
@@ -55,7 +55,8 @@ class Outbox:
         self._acknowledged = acknowledged
         self.connected = False
         self.waiting = 0  # reports held or in flight
-        self._kafka, self._settings = settings.kafka, settings.gateway
+        self._kafka = settings.kafka
+        self._settings = settings.gateway
         self._topic = kafka.topic(settings.kafka, "reports")
         self._open: Hold | None = None
         self._leaving = 0

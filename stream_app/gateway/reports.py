@@ -43,7 +43,7 @@ class Posting:
     body: bytes = field(repr=False)
     etag: str
     status: Status
-    bits: Mapping[str, int | None]  # of its open batches; None: terms that nobody can use
+    max_ones: Mapping[str, int | None]  # of its open batches; None: terms that nobody can use
     newest: int  # the largest sequence number of a batch that was ever seen open
 
     @property
@@ -60,7 +60,8 @@ def read(body: bytes) -> tuple[str, list[Any]]:
         raise InvalidInput("the body is not JSON") from None
     if not isinstance(raw, dict) or raw.keys() != {"experiment", "reports"}:
         raise InvalidInput("the body must be an object with experiment and reports")
-    experiment, reports = raw["experiment"], raw["reports"]
+    experiment = raw["experiment"]
+    reports = raw["reports"]
     if not isinstance(experiment, str):
         raise InvalidInput("experiment: must be text")
     if not isinstance(reports, list) or not 1 <= len(reports) <= MAX_REPORTS:
@@ -85,19 +86,21 @@ def sift(posting: Posting, reports: list[Any]) -> tuple[list[Outcome], list[byte
 def _judge(posting: Posting, report: Any) -> Outcome:
     if not isinstance(report, dict) or report.keys() != _REPORT_KEYS:
         return Outcome.MALFORMED
-    batch_id, report_id, ones = report["batch"], report["id"], report["ones"]
+    batch_id = report["batch"]
+    report_id = report["id"]
+    ones = report["ones"]
     if type(ones) is not int or not isinstance(batch_id, str) or not isinstance(report_id, str):
         return Outcome.MALFORMED
     if not _REPORT_ID.fullmatch(report_id):
         return Outcome.MALFORMED
-    bits = posting.bits.get(batch_id, -1)
-    if bits == -1:
+    most = posting.max_ones.get(batch_id, -1)
+    if most == -1:
         shape = _BATCH_ID.fullmatch(batch_id)
         if shape is None:
             return Outcome.MALFORMED
         if posting.status is not Status.RUNNING or int(shape[1]) <= posting.newest:
             return Outcome.LATE
-        bits = 1 + MAX_REPORT_BITS
-    if bits is None:
+        most = 1 + MAX_REPORT_BITS
+    if most is None:
         return Outcome.UNKNOWN_BATCH
-    return Outcome.ACCEPTED if 0 <= ones <= bits else Outcome.OUT_OF_RANGE
+    return Outcome.ACCEPTED if 0 <= ones <= most else Outcome.OUT_OF_RANGE

@@ -18,9 +18,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from stream_app.errors import InvalidInput, Unavailable
 from stream_app.gateway import openapi
 from stream_app.gateway import reports as intake
-from stream_app.gateway.assignments import Board
-from stream_app.gateway.limits import Door, room
-from stream_app.gateway.mixer import Full, Outbox
+from stream_app.gateway.assignments import AssignmentCache
+from stream_app.gateway.limits import ConnectionLimits, room
+from stream_app.gateway.mixer import Full, Mixer
 from stream_app.gateway.reports import Outcome, Posting
 from stream_app.gateway.responses import Refused, json, later, preflight, shared_headers
 from stream_app.logs import log
@@ -51,17 +51,17 @@ class _Server(web.Server):
 
     def __init__(self, gateway: "Gateway", **options: Any) -> None:
         super().__init__(gateway.handle, **options)
-        self._door = gateway.door
+        self._limits = gateway.limits
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        if not self._door.enter(handler):
+        if not self._limits.enter(handler):
             transport.write(_FULL)
             handler.force_close()
 
     def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
         super().connection_lost(handler, exc)
-        self._door.leave(handler)
+        self._limits.leave(handler)
 
 
 class Gateway:
@@ -71,14 +71,14 @@ class Gateway:
         self,
         settings: Settings,
         pages: Mapping[str, Page] | None = None,
-        board: Board | None = None,
-        outbox: Outbox | None = None,
+        assignments: AssignmentCache | None = None,
+        mixer: Mixer | None = None,
     ) -> None:
         self.settings = _fitting(settings.gateway)
-        self.metrics = EdgeMetrics(lambda: len(self.door), lambda: self.outbox.waiting)
-        self.board = board or Board(settings.kafka)
-        self.outbox = outbox or Outbox(settings, self.metrics.acknowledged)
-        self.door = Door(self.settings, asyncio.get_running_loop().time)
+        self.metrics = EdgeMetrics(lambda: len(self.limits), lambda: self.mixer.waiting)
+        self.assignments = assignments or AssignmentCache(settings.kafka)
+        self.mixer = mixer or Mixer(settings, self.metrics.acknowledged)
+        self.limits = ConnectionLimits(self.settings, asyncio.get_running_loop().time)
         self._origins = frozenset(settings.gateway.origins.split())
         self._shared = {origin: shared_headers(origin) for origin in (None, *self._origins)}
         self._pages: dict[str, Page] = {
@@ -90,13 +90,13 @@ class Gateway:
 
     def unready(self) -> str:
         """What it waits for, in words; empty while it does its work."""
-        if not self.board.loaded.is_set():
+        if not self.assignments.loaded.is_set():
             return "gateway: the assignments are not read yet"
-        return "" if self.outbox.connected else "gateway: Kafka takes no reports"
+        return "" if self.mixer.connected else "gateway: Kafka takes no reports"
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Raises OSError if it cannot listen."""
-        work = [asyncio.ensure_future(part.run()) for part in (self.board, self.outbox)]
+        work = [asyncio.ensure_future(part.run()) for part in (self.assignments, self.mixer)]
         asked = asyncio.ensure_future(stop.wait())
         runner = self._runner()
         await runner.setup()
@@ -156,7 +156,8 @@ class Gateway:
         return response
 
     async def _route(self, request: web.BaseRequest, origin: str | None) -> web.StreamResponse:
-        path, method = request.path, request.method
+        path = request.path
+        method = request.method
         if origin is not None and origin not in self._origins:
             raise Refused(403, "this origin is not in gateway.origins")
         if path == _REPORTS and method == "POST":
@@ -180,9 +181,9 @@ class Gateway:
         return web.Response(body=posting.body, content_type="application/json", headers=headers)
 
     async def _posting(self, experiment: str) -> Posting:
-        if not self.board.loaded.is_set():
+        if not self.assignments.loaded.is_set():
             raise later(503, "the assignments are not read yet")
-        posting = self.board.find(experiment)
+        posting = self.assignments.find(experiment)
         if posting is None:
             raise Refused(404, "there is no such experiment")
         return posting
@@ -205,22 +206,22 @@ class Gateway:
 
     async def _taken(self, connection: Any, name: str, reports: list[Any]) -> list[Outcome]:
         """The outcome of each report; returns once Kafka has those that are accepted."""
-        wait_s = self.door.admit(connection, len(reports))
+        wait_s = self.limits.admit(connection, len(reports))
         if wait_s:
             raise later(429, "too many reports", wait_s)
         posting = await self._posting(name)
         outcomes, values = intake.sift(posting, reports)
         if values:
-            self.door.busy(connection)
+            self.limits.busy(connection)
             try:
                 # Shared with other requests, so not to be cancelled: only a stop does that.
-                await self.outbox.put(posting.partition, posting.key, values)
+                await self.mixer.put(posting.partition, posting.key, values)
             except Full:
                 raise later(503, "too many reports wait for Kafka") from None
             except Unavailable:
                 raise later(503, "Kafka does not take reports now") from None
             finally:
-                self.door.idle(connection)
+                self.limits.idle(connection)
         return outcomes
 
     async def _body(self, request: web.BaseRequest) -> bytes:
@@ -241,10 +242,10 @@ class Gateway:
     async def _events(self, request: web.BaseRequest, posting: Posting) -> web.StreamResponse:
         if request.method == "HEAD":
             return web.Response(content_type="text/event-stream")
-        if not self.door.stream():
+        if not self.limits.stream():
             raise later(503, "too many streams are open")
         connection: Any = request.protocol
-        self.door.busy(connection)
+        self.limits.busy(connection)
         shared = self._shared[request.headers.get("Origin")]
         response = web.StreamResponse(headers={"Cache-Control": "no-store", **shared})
         response.content_type = "text/event-stream"
@@ -254,8 +255,8 @@ class Gateway:
         except (ConnectionError, TimeoutError):
             response.force_close()
         finally:
-            self.door.streams -= 1
-            self.door.idle(connection)
+            self.limits.streams -= 1
+            self.limits.idle(connection)
         return response
 
     async def _stream(self, response: web.StreamResponse, posting: Posting, seen: str) -> None:
@@ -268,8 +269,8 @@ class Gateway:
                 event = b":\n\n"
             async with asyncio.timeout(_WRITE_S):
                 await response.write(event)
-            await self.board.changed(posting.experiment, seen, _HEARTBEAT_S)
-            current = self.board.find(posting.experiment)
+            await self.assignments.changed(posting.experiment, seen, _HEARTBEAT_S)
+            current = self.assignments.find(posting.experiment)
 
     def _page(self, path: str) -> web.Response:
         content_type, body = self._pages[path]()
@@ -282,11 +283,11 @@ class Gateway:
 
     def _health(self) -> tuple[str, bytes]:
         state = {
-            "kafka": self.outbox.connected,
-            "assignments": self.board.loaded.is_set(),
-            "waiting": self.outbox.waiting,
-            "connections": len(self.door),
-            "streams": self.door.streams,
+            "kafka": self.mixer.connected,
+            "assignments": self.assignments.loaded.is_set(),
+            "waiting": self.mixer.waiting,
+            "connections": len(self.limits),
+            "streams": self.limits.streams,
         }
         return "application/json", orjson.dumps(state)
 

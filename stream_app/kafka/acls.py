@@ -23,7 +23,8 @@ from stream_app.kafka.connection import admin
 from stream_app.settings import KafkaSettings, Settings
 
 EVERYBODY = "User:*"
-_ANY, _ALLOW = 1, 3  # of resource types, pattern types and operations; of permission types
+_ANY = 1  # of resource types, pattern types and operations
+_ALLOW = 3  # of permission types
 
 
 class Resource(IntEnum):
@@ -186,7 +187,8 @@ class Outcome:
 
 async def apply(given: Settings, wanted: list[Rule], *, remove_others: bool) -> Outcome:
     """Grant what is missing, as a user who may change rules. Raises Unavailable."""
-    settings, named = given.kafka, {rule.principal for rule in wanted}
+    settings = given.kafka
+    named = {rule.principal for rule in wanted}
     async with admin(settings) as client:
         before = await _existing(client, settings)
         granted = [rule for rule in wanted if rule not in before]

@@ -52,7 +52,9 @@ class _Batch:
     """A batch that always has an end; aiokafka skips the offsets that it has given already."""
 
     def __init__(self, batch: Any, data: memoryview, by_column: ByColumn | None) -> None:
-        self._batch, self._data, self._by_column = batch, data, by_column
+        self._batch = batch
+        self._data = data
+        self._by_column = by_column
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batch, name)
@@ -76,14 +78,16 @@ class _Batches:
 
     def __init__(self, data: bytes) -> None:
         self._records = records = _MEMORY_RECORDS(data)
-        self.has_next, self.size_in_bytes = records.has_next, records.size_in_bytes
+        self.has_next = records.has_next
+        self.size_in_bytes = records.size_in_bytes
         self._rest = memoryview(data)
         self.by_column: ByColumn | None = None
 
     def next_batch(self) -> _Batch:
         _, length = _START.unpack_from(self._rest)
         end = _START.size + length
-        data, self._rest = self._rest[:end], self._rest[end:]
+        data = self._rest[:end]
+        self._rest = self._rest[end:]
         return _Batch(self._records.next_batch(), data, self.by_column)
 
 

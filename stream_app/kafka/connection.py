@@ -17,7 +17,7 @@ from aiokafka.errors import IncompatibleBrokerVersion, KafkaError
 from stream_app.errors import ConfigurationError
 from stream_app.kafka import aiokafka_patch
 from stream_app.kafka.errors import unreachable
-from stream_app.kafka.log_capture import QUIET
+from stream_app.kafka.log_capture import STARTUP_LOG
 from stream_app.settings import KafkaSettings, SecurityProtocol
 
 _TLS = (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL)
@@ -76,7 +76,8 @@ def _no_prompt() -> str:
 
 
 def _password(settings: KafkaSettings) -> str:
-    password, file = settings.sasl_password, settings.sasl_password_file
+    password = settings.sasl_password
+    file = settings.sasl_password_file
     try:
         if file:
             password = Path(file).read_text(encoding="utf-8").strip()
@@ -99,8 +100,8 @@ async def admin(settings: KafkaSettings) -> AsyncIterator[AIOKafkaAdminClient]:
     client = AIOKafkaAdminClient(**client_options(settings), request_timeout_ms=10_000)
     await _start(client, settings)
     try:
-        # Quiet here too: only now are brokers called by the names that they advertise.
-        with QUIET:
+        # Captured here too: only now are brokers called by the names that they advertise.
+        with STARTUP_LOG:
             yield client
     except (KafkaError, TimeoutError) as error:
         raise unreachable(settings, error) from None
@@ -151,7 +152,7 @@ def make_consumer(settings: KafkaSettings, *, committed: bool, **options: Any) -
 async def _start(client: Any, settings: KafkaSettings) -> None:
     """Start a client within the deadline, or say in one line what is wrong."""
     try:
-        with QUIET:
+        with STARTUP_LOG:
             async with asyncio.timeout(settings.connect_timeout_s):
                 await client.start()
     except (TimeoutError, KafkaError, OSError, IncompatibleBrokerVersion) as error:

@@ -9,7 +9,7 @@ from aiokafka.errors import (
 )
 
 from stream_app.errors import Unavailable
-from stream_app.kafka.log_capture import QUIET
+from stream_app.kafka.log_capture import STARTUP_LOG
 from stream_app.settings import KafkaSettings
 
 _NOT_ALLOWED = (
@@ -22,15 +22,15 @@ _NOT_ALLOWED = (
 
 def unreachable(settings: KafkaSettings, error: BaseException) -> Unavailable:
     """One line for a cluster that cannot be used."""
-    if QUIET.refused or "uthentication" in f"{type(error).__name__} {error}":
+    if STARTUP_LOG.refused or "uthentication" in f"{type(error).__name__} {error}":
         return Unavailable(
             f"kafka.sasl_username = {settings.sasl_username!r}: Kafka at {settings.bootstrap} "
             "refuses these credentials; check sasl_username, sasl_password and sasl_mechanism"
         )
-    if QUIET.certificate:
+    if STARTUP_LOG.certificate:
         return Unavailable(
             f"kafka.bootstrap = {settings.bootstrap!r}: its certificate is refused "
-            f"({QUIET.certificate}); check the address and kafka.tls_ca_file = "
+            f"({STARTUP_LOG.certificate}); check the address and kafka.tls_ca_file = "
             f"{settings.tls_ca_file!r}"
         )
     if isinstance(error, _NOT_ALLOWED):

@@ -8,7 +8,7 @@ import ssl
 from typing import Final
 
 
-class Quiet(logging.Handler):
+class StartupLogCapture(logging.Handler):
     """Keeps aiokafka's own lines back while a start may fail: the error says it in one line.
 
     aiokafka tells refused credentials and certificates only in its log, so the lines are looked
@@ -17,8 +17,10 @@ class Quiet(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._logger, self._starts = logging.getLogger("aiokafka"), 0
-        self.refused, self.certificate = False, ""
+        self._logger = logging.getLogger("aiokafka")
+        self._starts = 0
+        self.refused = False
+        self.certificate = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note what the line tells of credentials and certificates."""
@@ -29,7 +31,8 @@ class Quiet(logging.Handler):
 
     def __enter__(self) -> None:
         if self._starts == 0:
-            self.refused, self.certificate = False, ""
+            self.refused = False
+            self.certificate = ""
             self._logger.addHandler(self)
             self._logger.propagate = False
         self._starts += 1
@@ -41,7 +44,7 @@ class Quiet(logging.Handler):
             self._logger.propagate = True
 
 
-QUIET: Final = Quiet()
+STARTUP_LOG: Final = StartupLogCapture()
 
 
 def _above_debug(record: logging.LogRecord) -> bool:

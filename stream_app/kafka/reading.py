@@ -42,7 +42,9 @@ async def read_to_end(
     end = (await consumer.end_offsets([partition]))[partition]
     position = first if start is None else max(start, first)
     consumer.seek(partition, min(position, end))
-    answered, answers, since = consumer.last_poll_timestamp(partition), 0, time.monotonic()
+    answered = consumer.last_poll_timestamp(partition)
+    answers = 0
+    since = time.monotonic()
     while position < end:
         records = (await consumer.getmany(partition, timeout_ms=_POLL_MS)).get(partition)
         if records:
@@ -50,7 +52,10 @@ async def read_to_end(
         reached = await consumer.position(partition)
         latest = consumer.last_poll_timestamp(partition)
         if reached > position:
-            position, answered, answers, since = reached, latest, 0, time.monotonic()
+            position = reached
+            answered = latest
+            answers = 0
+            since = time.monotonic()
             continue
         answered, answers = latest, answers + (latest != answered)
         if compacted and answers >= _EMPTY_ANSWERS:

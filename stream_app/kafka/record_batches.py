@@ -26,7 +26,9 @@ _LENGTH_FROM = 12
 # Attributes, last offset, first and last time, producer's id, epoch and sequence, count.
 _TAIL = Struct(">hiqqqhii")
 _FORMAT = 2
-_COMPRESSED, _LOG_TIME, _CONTROL = 0x07, 0x08, 0x20  # attributes
+_COMPRESSED = 0x07
+_LOG_TIME = 0x08
+_CONTROL = 0x20  # attributes
 _FEW = 128  # fewer records are read sooner one by one
 
 Rows = npt.NDArray[np.uint8]  # one value a row
@@ -51,7 +53,9 @@ class RecordBatch(BatchBuilder):  # type: ignore[misc]
 
     def __init__(self, buffer: bytearray, count: int, time_ms: int) -> None:
         """`buffer` has the records, and before them room for what describes the batch."""
-        self._buffer, self._relative_offset, self._time_ms = buffer, count, time_ms
+        self._buffer = buffer
+        self._relative_offset = count
+        self._time_ms = time_ms
         self._closed = True
         self._set_producer_state(-1, -1, -1)
 
@@ -61,7 +65,9 @@ class RecordBatch(BatchBuilder):  # type: ignore[misc]
 
     def _build(self) -> bytearray:
         if not self._described:
-            buffer, count, time_ms = self._buffer, self._relative_offset, self._time_ms
+            buffer = self._buffer
+            count = self._relative_offset
+            time_ms = self._time_ms
             tail = (0, count - 1, time_ms, time_ms, *self._producer, count)
             _TAIL.pack_into(buffer, _HEAD.size, *tail)
             checksum = calc_crc32c(memoryview(buffer)[_HEAD.size :])
@@ -92,17 +98,21 @@ def rows_in_batch(key: bytes, length: int) -> int:
 
 def _records(key: bytes, values: Rows) -> bytearray:
     """The records of a batch, behind the room for its description."""
-    parts, done, end = [], 0, _HEAD.size + _TAIL.size
+    parts = []
+    done = 0
+    end = _HEAD.size + _TAIL.size
     for before in _heads(key, values.shape[1]):
         some = values[done : done + len(before)]
         width = before.shape[1] + some.shape[1] + 1  # the last byte: there are 0 headers
-        start, end = end, end + len(some) * width
+        start = end
+        end = end + len(some) * width
         parts.append((slice(start, end), width, before[: len(some)], some))
         done += len(some)
     buffer = bytearray(end)
     for place, width, before, some in parts:
         rows = np.frombuffer(buffer, np.uint8)[place].reshape(-1, width)
-        rows[:, : before.shape[1]], rows[:, before.shape[1] : -1] = before, some
+        rows[:, : before.shape[1]] = before
+        rows[:, before.shape[1] : -1] = some
     return buffer
 
 
@@ -215,7 +225,8 @@ def _cut(data: Rows, starts: _Places, ends: _Places) -> list[bytes]:
         rows = sliding_window_view(data, length)[starts]
         if (rows == rows[0]).all():
             return [rows[0].tobytes()] * len(rows)
-    raw, bounds = data.tobytes(), zip(starts.tolist(), ends.tolist(), strict=True)
+    raw = data.tobytes()
+    bounds = zip(starts.tolist(), ends.tolist(), strict=True)
     return [raw[first:last] for first, last in bounds]
 
 
@@ -227,7 +238,8 @@ def _must(*conditions: bool | np.bool_) -> None:
 def _numbers(data: Rows, places: _Places) -> tuple[_Places, _Places]:
     """Numbers in variable length as they are there, doubled, and the places behind them."""
     byte = data[places]
-    numbers, behind = (byte & 0x7F).astype(np.int64), places + 1
+    numbers = (byte & 0x7F).astype(np.int64)
+    behind = places + 1
     longer = np.flatnonzero(byte > 0x7F)
     for shift in (7, 14, 21, 28):
         if not len(longer):

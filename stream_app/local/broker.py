@@ -200,14 +200,16 @@ class LocalBroker:
             self._process.wait()
 
     def _end(self, patience_s: float) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             end(process, patience_s)
 
     def _launch(self, data: Path, java: list[str]) -> None:
         data.mkdir(parents=True, exist_ok=True)
         (data / "log4j2.properties").write_text(LOG4J)
-        log, records = data / "server.log", data / "records"
+        log = data / "server.log"
+        records = data / "records"
         log.touch()
         offset = log.stat().st_size
         java = [

@@ -24,7 +24,8 @@ class EdgeMetrics(Collector):
     def __init__(self, connections: Callable[[], int] = int, held: Callable[[], int] = int) -> None:
         self.requests: Counter[int] = Counter()  # by status
         self.reports: Counter[tuple[str, str]] = Counter()  # by outcome and reason
-        self._connections, self._held = connections, held
+        self._connections = connections
+        self._held = held
         self._acknowledged = Histogram(
             "shufflebandit_gateway_acknowledgement_seconds",
             "From the first report of a hold to Kafka's acknowledgement of all of it.",

@@ -61,7 +61,8 @@ class ExperimentCollector(Collector):
     """The view as metrics."""
 
     def __init__(self, view: Shown, settings: MetricsSettings) -> None:
-        self._view, self._settings = view, settings
+        self._view = view
+        self._settings = settings
         self._patterns = [p.strip() for p in settings.experiments.split(",")]
 
     def describe(self) -> Iterable[Metric]:
@@ -169,10 +170,12 @@ def regret_bounds(arms: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     Users of all epochs count: the true means do not change from epoch to epoch.
     """
     users = [max(arm["users"], arm["history"][-1][0] if arm["history"] else 0) for arm in arms]
-    lowers, uppers = [arm["lower"] for arm in arms], [arm["upper"] for arm in arms]
+    lowers = [arm["lower"] for arm in arms]
+    uppers = [arm["upper"] for arm in arms]
     best = max(lowers)
     least = sum(n * max(0.0, best - high) for n, high in zip(users, uppers, strict=True))
-    total, weighted = sum(users), sum(n * low for n, low in zip(users, lowers, strict=True))
+    total = sum(users)
+    weighted = sum(n * low for n, low in zip(users, lowers, strict=True))
     most = max(
         (total - n) * high - (weighted - n * low)
         for n, low, high in zip(users, lowers, uppers, strict=True)

@@ -136,7 +136,8 @@ class StageMetrics:
     """What one stage tells; called per chunk, transaction or rebalance, never per report."""
 
     def __init__(self, shared: _Shared, name: str, registry: CollectorRegistry) -> None:
-        self.shared, self.name = shared, name
+        self.shared = shared
+        self.name = name
         self._restarts = shared.restarts.labels(name)
         self._fencings = shared.fencings.labels(name)
         self._rebalances = shared.rebalances.labels(name)
@@ -150,7 +151,8 @@ class StageMetrics:
 
     def opened(self, number: int, partition: Counted) -> None:
         """A partition was taken over."""
-        self._open[number], self._seen[number] = partition, {}
+        self._open[number] = partition
+        self._seen[number] = {}
 
     def closed(self, number: int) -> None:
         """A partition was given up; what it counted stays."""
@@ -168,7 +170,8 @@ class StageMetrics:
         self._own.level([partition.levels() for partition in self._open.values()])
 
     def _count(self, number: int, partition: Counted) -> None:
-        counts, before = partition.counts(), self._seen[number]
+        counts = partition.counts()
+        before = self._seen[number]
         for name, count in counts.items():
             self._counters[name].inc(count - before.get(name, 0))
         self._seen[number] = counts

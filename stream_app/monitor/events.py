@@ -84,7 +84,8 @@ class Streams:
     async def _follow(
         self, request: web.Request, response: web.StreamResponse, channel: Channel
     ) -> None:
-        sent, at = None, time.monotonic()
+        sent = None
+        at = time.monotonic()
         while not self._closing.is_set() and request.transport is not None:
             data = b""
             if channel.version() != sent:

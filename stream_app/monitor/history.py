@@ -59,7 +59,8 @@ class Track:
 
     def add(self, state: State) -> None:
         """Take the next state; one that is older than the newest is skipped."""
-        before, self.marks = self._last, self.marks or [[] for _ in state.arms]
+        before = self._last
+        self.marks = self.marks or [[] for _ in state.arms]
         if before is not None and (state.users, state.sequence) < (before.users, before.sequence):
             return
         most = most_points(len(state.arms))

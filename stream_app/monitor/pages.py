@@ -101,7 +101,10 @@ def _guard(host: str) -> Any:
 
 class _Api:
     def __init__(self, view: View, health: Health, sums: Sums, streams: Streams) -> None:
-        self._view, self._health, self._sums, self._streams = view, health, sums, streams
+        self._view = view
+        self._health = health
+        self._sums = sums
+        self._streams = streams
         self._transcripts = asyncio.Semaphore(_MAX_TRANSCRIPTS)
 
     def install(self, router: web.UrlDispatcher) -> None:
@@ -151,7 +154,8 @@ class _Api:
         return {"kafka": self._health.connected, "time_ms": time.time_ns() // 1_000_000, **content}
 
     async def _transcript(self, request: web.Request) -> web.StreamResponse:
-        name, start = request.match_info["name"], request.query.get("start")
+        name = request.match_info["name"]
+        start = request.query.get("start")
         if self._view.snapshot(name) is None:
             return _missing(name)
         if start is not None and not (start.isascii() and start.isdigit() and len(start) < 19):

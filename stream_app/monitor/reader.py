@@ -22,7 +22,7 @@ from stream_app.settings import KafkaSettings
 
 # Records of one fetch: the agents hold the event loop for about 0.2 ms each.
 _CHUNK = 100
-# Quiet for so long, Kafka is asked whether it is there, and must answer in the same time.
+# Without a record for so long, Kafka is asked whether it is there; it must answer in that time.
 _PROBE_S = 3.0
 
 

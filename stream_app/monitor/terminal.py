@@ -58,10 +58,12 @@ def bar(arm: dict[str, Any], low: float, high: float) -> str:
     def column(value: float) -> int:
         return min(_BAR - 1, max(0, round((value - low) / span * (_BAR - 1))))
 
-    start, end = column(arm["lower"]), column(arm["upper"])
+    start = column(arm["lower"])
+    end = column(arm["upper"])
     line = [" "] * _BAR
     line[start : end + 1] = "─" * (end - start + 1)
-    line[start], line[end] = "├", "┤"
+    line[start] = "├"
+    line[end] = "┤"
     if arm["mean"] is not None:
         line[column(arm["mean"])] = "●"
     return "".join(line)

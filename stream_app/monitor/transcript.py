@@ -30,8 +30,10 @@ class Transcript:
         `{"next":OFFSET}`.
         """
         count = await kafka.partition_count(self._settings, ("sums",))
-        partition, key = kafka.partition_of(name, count), name.encode()
-        left, deadline = MAX_LINES, time.monotonic() + _MAX_S
+        partition = kafka.partition_of(name, count)
+        key = name.encode()
+        left = MAX_LINES
+        deadline = time.monotonic() + _MAX_S
         async for records in read_partition(self._settings, "sums", partition, start=start):
             chunk: list[bytes] = []
             for record in records:

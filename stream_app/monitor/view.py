@@ -105,7 +105,8 @@ class View:
         entry.spread.append(tuple(t.users for t in entry.tallies.values()))
         thin(entry.spread, most)
         entry.sums += 1
-        entry.released_ms, entry.terms = released_ms, terms
+        entry.released_ms = released_ms
+        entry.terms = terms
         self._changed(entry)
 
     def _changed(self, entry: _Entry) -> None:
@@ -135,7 +136,8 @@ class View:
         return entry.shown
 
     def _show(self, entry: _Entry, assignment: Assignment, track: Track) -> dict[str, Any]:
-        experiment, state = assignment.experiment, assignment.state
+        experiment = assignment.experiment
+        state = assignment.state
         tallies = [entry.tallies.get(arm, _Tally()) for arm in experiment.arms]
         means, intervals = self._estimates(assignment)
         known = [t.mean if m is None else m for m, t in zip(means, tallies, strict=True)]
@@ -200,7 +202,8 @@ def _regret_curve(
     for spread in entry.spread:
         users = [spread[i] if (i := place.get(arm, len(spread))) < len(spread) else 0
                  for arm in arms]  # fmt: skip
-        estimated, known = regret(users, means), regret(users, true) if true else None
+        estimated = regret(users, means)
+        known = regret(users, true) if true else None
         curve.append((sum(users), _tidy(estimated), _tidy(known)))
     return curve
 
@@ -216,7 +219,8 @@ def _arms(
     tallies: list[_Tally],
     tracks: list[list[tuple[int, float, float, float]]],
 ) -> list[dict[str, Any]]:
-    names, states = assignment.experiment.arms, assignment.state.arms
+    names = assignment.experiment.arms
+    states = assignment.state.arms
     return [
         {
             "name": name,
@@ -260,7 +264,8 @@ def _certificate(
 
 
 def _summary(assignment: Assignment) -> dict[str, Any]:
-    experiment, state = assignment.experiment, assignment.state
+    experiment = assignment.experiment
+    state = assignment.state
     return {
         "name": experiment.name,
         "state": str(state.status),

@@ -1,11 +1,11 @@
 """Deletes input records from the log that no restart will need: data minimisation.
 
-It is told only marks that the consumer group has committed, and deletes nothing at or above them.
-Such a mark is committed after the transaction of all outputs that it rests on, so below it no
+It is told only offsets that the consumer group has committed, and deletes nothing at or above them.
+Such an offset is committed after the transaction of all outputs that it rests on, so below it no
 record is needed by anybody: its batch has a sum in the log, or its window a checkpoint, or it was
-refused. And it stays so: a new owner begins at the committed mark, which never falls. A stale
-worker therefore does no harm. The group takes no mark from it any more, and what it may still
-delete lies below a mark that the group took before, so below the new owner's.
+refused. And it stays so: a new owner begins at the committed offset, which never falls. A stale
+worker therefore does no harm. The group takes no offset from it any more, and what it may still
+delete lies below an offset that the group took before, so below the new owner's.
 
 One request a second at most, for all partitions. A failure is said once and counted, and tried
 again later; nothing waits for it.
@@ -34,18 +34,20 @@ class Deletion:
     """What is to be deleted of the partitions of one topic, and the loop that does it."""
 
     def __init__(self, client: AIOKafkaAdminClient, topic: str, metrics: StageMetrics) -> None:
-        self._client, self._topic, self._metrics = client, topic, metrics
-        self._marks: dict[int, int] = {}
+        self._client = client
+        self._topic = topic
+        self._metrics = metrics
+        self._allowed: dict[int, int] = {}
         self._deleted: dict[int, int] = {}
         self._failing = False
 
-    def allow(self, partition: int, mark: int) -> None:
-        """The group has committed this mark: all below it may go."""
-        self._marks[partition] = mark
+    def allow(self, partition: int, offset: int) -> None:
+        """The group has committed this offset: all below it may go."""
+        self._allowed[partition] = offset
 
     def forget(self, partition: int) -> None:
         """The partition is another worker's now."""
-        self._marks.pop(partition, None)
+        self._allowed.pop(partition, None)
         self._deleted.pop(partition, None)
 
     async def run(self) -> None:
@@ -56,7 +58,9 @@ class Deletion:
             if time.monotonic() > repeat:
                 self._deleted.clear()
                 repeat = time.monotonic() + _REPEAT_S
-            due = {n: mark for n, mark in self._marks.items() if mark > self._deleted.get(n, 0)}
+            due = {
+                n: offset for n, offset in self._allowed.items() if offset > self._deleted.get(n, 0)
+            }
             if due:
                 await self._try(due)
 

@@ -18,7 +18,7 @@ _PROBE_EVERY_S = 3.0
 _SLOW_S = 5.0
 
 
-class Outage:
+class KafkaHealth:
     """What a session knows of Kafka's absence."""
 
     def __init__(self, stage: str) -> None:

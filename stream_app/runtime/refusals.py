@@ -9,7 +9,8 @@ class Refusals:
     """Bad records of a partition. Whoever may write them could also try to fill the log."""
 
     def __init__(self, log: logging.Logger) -> None:
-        self._log, self._named = log, set[str]()
+        self._log = log
+        self._named = set[str]()
         self.count = 0
 
     def add(self, what: str, why: str) -> None:

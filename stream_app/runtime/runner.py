@@ -36,7 +36,8 @@ class Runner:
     def __init__(
         self, settings: KafkaSettings, stage: Stage, metrics: Metrics | None = None
     ) -> None:
-        self._settings, self._stage = settings, stage
+        self._settings = settings
+        self._stage = stage
         self._metrics = (metrics or Metrics()).stage(stage.name)
         self._session: Session | None = None
         self.restarts = 0

@@ -2,9 +2,10 @@
 
 It knows partitions, producers and transactions, and nothing of reports or arms. A stage's state
 for one partition is a `Partition`: synchronous, fed with records, asked for outputs. The outputs
-of a chunk go into one transaction; input offsets stay outside it (a mark that is a lower bound, or
-a position that stands in the output itself). One transactional id per input partition fences stale
-workers. Whatever goes wrong with Kafka comes out of `run`: the session is then thrown away.
+of a chunk go into one transaction; input offsets stay outside it (a restart
+offset that is a lower bound, or a position in the output itself). One transactional id per input
+partition fences stale workers. Whatever goes wrong with Kafka comes out of `run`: the session is
+then thrown away.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from stream_app.kafka.reading import read_to_end
 from stream_app.kafka.record_batches import BATCH_BYTES
 from stream_app.metrics.instruments import StageMetrics
 from stream_app.runtime.deletion import Deletion
-from stream_app.runtime.kafka_health import Outage
+from stream_app.runtime.kafka_health import KafkaHealth
 from stream_app.runtime.stage import Log, Output, Partition, Readers, Record, Stage
 from stream_app.settings import KafkaSettings
 
@@ -44,7 +45,7 @@ class _Slot:
     number: int
     state: Partition
     producer: AIOKafkaProducer
-    side_position: int = 0
+    control_position: int = 0
     committed: int | None = None
 
 
@@ -65,7 +66,7 @@ class Session:
     _deletion: Deletion | None = None
 
     def __post_init__(self) -> None:
-        self._outage = Outage(self.stage.name)
+        self._outage = KafkaHealth(self.stage.name)
 
     async def run(self, halt: asyncio.Event) -> None:
         """Consume and process until `halt` is set or something fails."""
@@ -74,7 +75,7 @@ class Session:
             self._client(make_consumer(self.settings, committed=True)),
             self._client(make_consumer(self.settings, committed=False)),
         )
-        self._side = self._client(make_consumer(self.settings, committed=True))
+        self._control = self._client(make_consumer(self.settings, committed=True))
         if self.stage.delete_input:
             admin = self._client(AIOKafkaAdminClient(**client_options(self.settings)))
             self._deletion = Deletion(admin, self._topic, self.metrics)
@@ -94,10 +95,10 @@ class Session:
             # Under the lock no transaction is under way: the loops can be cut off.
             async with asyncio.timeout(_STOP_TIMEOUT_S), self._lock:
                 for task in work:
-                    if task.done():  # failed while we waited: its marks may be ahead of the log
+                    if task.done():  # failed while we waited: its offsets may be ahead of the log
                         task.result()
                 await _cancel(work)
-                await self._commit_marks()
+                await self._commit_restart_offsets()
         finally:
             await _cancel([halted, *work])
 
@@ -162,7 +163,7 @@ class Session:
                             await self._feed(slot, records)
                             begin(slot)
                             await asyncio.sleep(0)  # what was begun, and fetching, go on meanwhile
-                await self._commit_marks_if_due()
+                await self._commit_restart_offsets_if_due()
 
     async def _probe(self) -> None:
         await self._input.end_offsets(self._input.assignment())
@@ -174,7 +175,7 @@ class Session:
             slot.state.feed(rest, refreshed=True)
 
     async def _tail(self) -> None:
-        """Follow the side topic of the open partitions."""
+        """Follow the control topic of the open partitions."""
         while True:
             if self._tailed != frozenset(self._slots):
                 async with self._lock:
@@ -182,35 +183,35 @@ class Session:
             if not self._tailed:
                 await asyncio.sleep(0.05)
                 continue
-            chunks = await self._side.getmany(timeout_ms=100)
+            chunks = await self._control.getmany(timeout_ms=100)
             async with self._lock, self._writing() as begin:
                 for place, records in chunks.items():
                     slot = self._slots.get(place.partition)
                     if slot is not None:
-                        self._take_side(slot, records)
+                        self._take_control(slot, records)
                         begin(slot)
 
     def _follow(self) -> None:
         self._tailed = frozenset(self._slots)
-        name = topic(self.settings, self.stage.side)
-        self._side.assign([TopicPartition(name, number) for number in sorted(self._tailed)])
+        name = topic(self.settings, self.stage.control)
+        self._control.assign([TopicPartition(name, number) for number in sorted(self._tailed)])
         for slot in self._slots.values():
-            self._side.seek(TopicPartition(name, slot.number), slot.side_position)
+            self._control.seek(TopicPartition(name, slot.number), slot.control_position)
 
     async def _refresh(self, slot: _Slot) -> None:
-        """Read the side topic to its end: the input may be ahead of what was tailed."""
-        place = TopicPartition(topic(self.settings, self.stage.side), slot.number)
+        """Read the control topic to its end: the input may be ahead of what was tailed."""
+        place = TopicPartition(topic(self.settings, self.stage.control), slot.number)
         reader = self._readers.committed
         reader.assign([place])
         async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
-            async for records in read_to_end(reader, place, slot.side_position, compacted=True):
-                self._take_side(slot, records)
+            async for records in read_to_end(reader, place, slot.control_position, compacted=True):
+                self._take_control(slot, records)
 
-    def _take_side(self, slot: _Slot, records: Sequence[Record]) -> None:
-        fresh = [record for record in records if record.offset >= slot.side_position]
+    def _take_control(self, slot: _Slot, records: Sequence[Record]) -> None:
+        fresh = [record for record in records if record.offset >= slot.control_position]
         if fresh:
-            slot.state.side(fresh)
-            slot.side_position = fresh[-1].offset + 1
+            slot.state.control(fresh)
+            slot.control_position = fresh[-1].offset + 1
 
     async def _open_assigned(self) -> None:
         """Take over newly assigned partitions: fence first, then read the log, then consume."""
@@ -233,9 +234,9 @@ class Session:
         try:
             async with asyncio.timeout(_OPEN_TIMEOUT_S):
                 await producer.start()
-                mark = await self._input.committed(place)
-                needed = await slot.state.recover(history, mark)
-                slot.side_position = history.ends.get(self.stage.side, 0)
+                offset = await self._input.committed(place)
+                needed = await slot.state.recover(history, offset)
+                slot.control_position = history.ends.get(self.stage.control, 0)
                 first = (await self._input.beginning_offsets([place]))[place]
         except BaseException:
             await stop(producer)
@@ -244,7 +245,7 @@ class Session:
         self._slots[number] = slot
         position = max(needed, first)
         self.metrics.opened(number, slot.state)
-        self._allow_deletion(number, mark)
+        self._allow_deletion(number, offset)
         async with self._writing() as begin:
             begin(slot)
         self._input.seek(place, position)
@@ -269,7 +270,8 @@ class Session:
 
     async def _write(self, slot: _Slot, outputs: Sequence[Output]) -> None:
         """Write outputs in one transaction; every send is awaited before the commit."""
-        producer, started = slot.producer, time.monotonic()
+        producer = slot.producer
+        started = time.monotonic()
         self._outage.begun.append(started)
         # Given here: of several records in a batch aiokafka would tell only the first one's time.
         now_ms = time.time_ns() // 1_000_000
@@ -296,14 +298,14 @@ class Session:
         for output in outputs:
             self.metrics.wrote(output.times, output.topic, len(output.value or b""), now_ms)
 
-    async def _commit_marks_if_due(self) -> None:
+    async def _commit_restart_offsets_if_due(self) -> None:
         if time.monotonic() >= self._next_commit:
             self._next_commit = time.monotonic() + _COMMIT_EVERY_S
             async with self._writing() as begin:
                 for slot in self._slots.values():
                     slot.state.tick(time.time_ns() // 1_000_000)
                     begin(slot)
-            await self._commit_marks()
+            await self._commit_restart_offsets()
             await self._measure_lag()
 
     async def _measure_lag(self) -> None:
@@ -316,23 +318,23 @@ class Session:
                 position = await self._input.position(place)
                 self.metrics.lag(slot.number, max(0, end - position))
 
-    async def _commit_marks(self) -> None:
+    async def _commit_restart_offsets(self) -> None:
         """Commit the first offset that a restart needs; losing a commit only costs rereading."""
-        marks = {}
+        offsets = {}
         for slot in self._slots.values():
-            mark = slot.state.mark()
-            if mark is not None and mark != slot.committed:
-                marks[TopicPartition(self._topic, slot.number)] = slot.committed = mark
-        if not marks:
+            offset = slot.state.restart_offset()
+            if offset is not None and offset != slot.committed:
+                offsets[TopicPartition(self._topic, slot.number)] = slot.committed = offset
+        if not offsets:
             return
         try:
             async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
-                await self._input.commit(marks)
+                await self._input.commit(offsets)
         except (CommitFailedError, IllegalStateError):
-            log.debug("%s: marks not committed: rebalancing", self.stage.name)
+            log.debug("%s: offsets not committed: rebalancing", self.stage.name)
             return
-        for place, mark in marks.items():
-            self._allow_deletion(place.partition, mark)
+        for place, offset in offsets.items():
+            self._allow_deletion(place.partition, offset)
 
     def _allow_deletion(self, number: int, committed: int | None) -> None:
         if self._deletion is not None and committed is not None:

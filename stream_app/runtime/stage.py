@@ -36,7 +36,8 @@ class Log:
     """What a partition reads to recover: this partition of any topic, from its beginning."""
 
     def __init__(self, settings: KafkaSettings, partition: int, readers: Readers) -> None:
-        self._settings, self._readers = settings, readers
+        self._settings = settings
+        self._readers = readers
         self.partition = partition
         self.ends: dict[str, int] = {}
 
@@ -65,14 +66,14 @@ async def newest(log: Log, topic: str) -> dict[bytes, bytes | None]:
 class Partition(Protocol):
     """A stage's state for one input partition. Only `recover` waits for anything."""
 
-    async def recover(self, log: Log, mark: int | None) -> int:
+    async def recover(self, log: Log, restart_offset: int | None) -> int:
         """Build the state from the log; returns the input offset to begin at."""
 
     def feed(self, records: Any, *, refreshed: bool) -> Any:
-        """Take input records; returns those for which the side topic must be read first."""
+        """Take input records; returns those for which the control topic must be read first."""
 
-    def side(self, records: Sequence[Record]) -> None:
-        """Take records of the side topic."""
+    def control(self, records: Sequence[Record]) -> None:
+        """Take records of the control topic."""
 
     def tick(self, now_ms: int) -> None:
         """Time has passed; called about once a second."""
@@ -83,8 +84,8 @@ class Partition(Protocol):
     def wrote(self, ends: Mapping[str, int]) -> None:
         """What was taken is committed; of each topic in it, the offset after its last record."""
 
-    def mark(self) -> int | None:
-        """The first input offset that a restart needs; None if no mark is kept."""
+    def restart_offset(self) -> int | None:
+        """The first input offset that a restart needs; None if no offset is kept."""
 
     def counts(self) -> Mapping[str, int]:
         """Totals since it was made; see `metrics.instruments.Counted`."""
@@ -99,10 +100,10 @@ class Stage:
 
     name: str
     input: str
-    side: str
+    control: str
     input_committed: bool
     group: str
     instance_id: str
     make: Callable[[], Partition]
-    delete_input: bool = False  # once a committed mark says that no restart needs it
+    delete_input: bool = False  # once a committed offset says that no restart needs it
     value_bytes: int | None = None  # if the input's values have one length: they come by column

@@ -32,11 +32,12 @@ class Change:
     closed: list[str]
 
 
-class Offers:
+class OpenBatches:
     """The newest assignment of each experiment."""
 
     def __init__(self, limits: Limits, refusals: Refusals) -> None:
-        self._limits, self._refusals = limits, refusals
+        self._limits = limits
+        self._refusals = refusals
         self._known: dict[bytes, _Known] = {}
 
     def note(self, released: Iterable[tuple[bytes, int]]) -> None:
@@ -73,7 +74,8 @@ class Offers:
         known.readable = True
         fresh: dict[int, str] = {}
         for batch_id, terms in sorted(listed.items(), key=lambda entry: _sequence(entry[0])):
-            sequence, again = _sequence(batch_id), terms is None
+            sequence = _sequence(batch_id)
+            again = terms is None
             new = released is not None or sequence > known.highest
             if sequence in fresh or not (again or new):
                 self._refusals.add(

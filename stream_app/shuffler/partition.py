@@ -17,7 +17,7 @@ from stream_app.runtime.refusals import Refusals
 from stream_app.runtime.runner import Runner
 from stream_app.runtime.stage import Log, Output, Record, Stage, newest
 from stream_app.settings import Settings
-from stream_app.shuffler.open_batches import Offers
+from stream_app.shuffler.open_batches import OpenBatches
 from stream_app.shuffler.released import SAVED, ReleasedBatches, aborted_sums, read_released
 from stream_app.wire.checkpoint import decode_delta, delta_key, encode_delta
 from stream_app.wire.report import MAX_REPORT_BYTES, REPORT_BYTES, decode_report
@@ -36,15 +36,16 @@ class ShufflePartition:
     def __init__(
         self, limits: Limits, max_reread_records: int, max_unsaved_s: float = 3600
     ) -> None:
-        self._max_reread, self._max_unsaved_ms = max_reread_records, 1000 * max_unsaved_s
+        self._max_reread = max_reread_records
+        self._max_unsaved_ms = 1000 * max_unsaved_s
         self._refusals = Refusals(log)
-        self._offers = Offers(limits, self._refusals)
+        self._offers = OpenBatches(limits, self._refusals)
         self._windows: dict[bytes | None, Window] = {}  # by batch id
         self._outputs: list[Output] = []
         self._released = ReleasedBatches()
         self._opened_ms: dict[str, int] = {}  # by batch id; not of those found at recovery
         self._position = 0
-        self._mark = 0
+        self._restart_offset = 0
         self.accepted = 0
         self.refused: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
 
@@ -99,7 +100,8 @@ class ShufflePartition:
         if reports.keys[first:last].count(window.key) < last - first:
             reports = reports.only(group, window.key)
             self.refused[Refusal.WRONG_KEY] += last - first - len(reports.ids)
-            first, last = 0, len(reports.ids)
+            first = 0
+            last = len(reports.ids)
         while first < last and (room := window.room) > 0:
             stop = min(last, first + room)
             refused = window.accept_all(
@@ -124,12 +126,12 @@ class ShufflePartition:
 
     def _advance(self, position: int) -> None:
         self._position = position
-        if self._behind(self._mark) and self._behind(self.mark()):
+        if self._behind(self._restart_offset) and self._behind(self.restart_offset()):
             self._checkpoint()
 
-    def _behind(self, mark: int) -> bool:
-        """Whether a restart from the mark would read too much again."""
-        return self._position - mark > self._max_reread
+    def _behind(self, offset: int) -> bool:
+        """Whether a restart from the offset would read too much again."""
+        return self._position - offset > self._max_reread
 
     def _without_window(self, chunk: Chunk, index: int) -> Refusal:
         """Late if its sequence number is known, unknown otherwise."""
@@ -161,29 +163,31 @@ class ShufflePartition:
             key = delta_key(window.key, window.batch_id, number)
             self._outputs.append(Output("windows", key, None))
 
-    # -- marks and checkpoints -------------------------------------------------------------------
+    # -- restart offset and checkpoints ----------------------------------------------------------
 
     def _oldest(self) -> int:
         """The first offset that only an open window's memory holds."""
-        firsts = [w.fresh_first.offset for w in self._windows.values() if w.fresh_first is not None]
+        firsts = [
+            w.unsaved_first.offset for w in self._windows.values() if w.unsaved_first is not None
+        ]
         return min(firsts, default=self._position)
 
-    def mark(self) -> int:
+    def restart_offset(self) -> int:
         """The first offset that a restart must read again; never falls."""
-        self._mark = max(self._mark, self._oldest())
-        return self._mark
+        self._restart_offset = max(self._restart_offset, self._oldest())
+        return self._restart_offset
 
     def _checkpoint(self) -> None:
-        """Save the windows that hold the mark back; those in its newer half can wait."""
+        """Save the windows that hold the offset back; those in its newer half can wait."""
         horizon = self._position - self._max_reread // 2
         for window in self._windows.values():
-            if window.fresh_first is not None and window.fresh_first.offset < horizon:
+            if window.unsaved_first is not None and window.unsaved_first.offset < horizon:
                 self._save(window)
 
     def tick(self, now_ms: int) -> None:
         """Save what windows have held for long: retention must not eat it; and what is released."""
         for window in self._windows.values():
-            first = window.fresh_first
+            first = window.unsaved_first
             if first is not None and now_ms - first.time_ms > self._max_unsaved_ms:
                 self._save(window)
         if self._released.unsaved > self._max_reread // _SUMS_SHARE:
@@ -202,7 +206,7 @@ class ShufflePartition:
 
     # -- assignments -----------------------------------------------------------------------------
 
-    def side(self, records: Sequence[Record]) -> None:
+    def control(self, records: Sequence[Record]) -> None:
         """Open what the newest assignment lists, close what it no longer lists."""
         for record in records:
             self._assign(record.key, record.value, record.timestamp)
@@ -248,10 +252,11 @@ class ShufflePartition:
 
     def take(self) -> list[Output]:
         """The outputs since the last call."""
-        outputs, self._outputs = self._outputs, []
+        outputs = self._outputs
+        self._outputs = []
         return outputs
 
-    async def recover(self, log: Log, mark: int | None) -> int:
+    async def recover(self, log: Log, restart_offset: int | None) -> int:
         """Windows that are open and not released, with their checkpoints; aborted sums again.
 
         Sums first: whatever the assignments say, a sequence number that has a sum, committed or
@@ -268,8 +273,8 @@ class ShufflePartition:
         for key, value in (await newest(log, "assignments")).items():
             self._assign(key, value, released=released)
         self._restore(saved)
-        self._mark = self._position = mark or 0
-        return self._mark
+        self._restart_offset = self._position = restart_offset or 0
+        return self._restart_offset
 
     def _saved(self, value: bytes | None) -> ReleasedBatches:
         """What was saved of the releases; if it cannot be read, all sums are read instead."""

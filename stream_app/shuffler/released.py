@@ -70,7 +70,8 @@ async def read_released(log: Log, found: ReleasedBatches) -> list[tuple[int, int
     where more is missing, records were aborted (`sums` is neither compacted nor deleted from).
     Below `reached` there is nothing to look for: whoever saved it had released those again.
     """
-    gaps, last = [], found.reached - 1 if found.reached else -2
+    gaps = []
+    last = found.reached - 1 if found.reached else -2
     known = 1 if found.reached else 0  # the first record is the last one that was saved
     async for records in log.read("sums", start=max(0, last)):
         if known:

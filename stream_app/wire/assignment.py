@@ -28,7 +28,8 @@ class Assignment:
 
     def encode(self) -> bytes:
         """The record's value."""
-        experiment, state = self.experiment, self.state
+        experiment = self.experiment
+        state = self.state
         opened = [self.terms(batch) for batch in state.open]
         return orjson.dumps(
             {
@@ -118,7 +119,8 @@ def is_defined_so(definition: bytes | None, assignment: bytes) -> bool:
 
     By their bytes, as `encode` writes them: nothing is parsed, and False means nothing.
     """
-    head, tail = b'{"definition":', b',"stopped":false,"version":%d}' % VERSION
+    head = b'{"definition":'
+    tail = b',"stopped":false,"version":%d}' % VERSION
     if definition is None or not definition.startswith(head) or not definition.endswith(tail):
         return False
     return assignment.endswith(b',"definition":%b}' % definition[len(head) : -len(tail)])
@@ -137,7 +139,8 @@ class Offer:
 def decode_offer(value: bytes | None) -> Offer:
     """The part of an assignment that clients and shuffle stage need. Raises InvalidInput."""
     raw = json_object(value, "experiment", "state", "serve", "open")
-    name, serve = raw["experiment"], raw["serve"]
+    name = raw["experiment"]
+    serve = raw["serve"]
     if not isinstance(name, str) or not (serve is None or isinstance(serve, str)):
         raise InvalidInput("assignment: experiment and serve must be text")
     if raw["state"] not in list(Status):

@@ -20,7 +20,9 @@ def decode_report(value: bytes) -> tuple[str, bytes, int]:
     The hot path: the shuffle stage counts and drops, so no exception is translated here.
     """
     raw = orjson.loads(value)
-    batch_id, report_id, ones = raw["batch"], bytes.fromhex(raw["id"]), raw["ones"]
+    batch_id = raw["batch"]
+    report_id = bytes.fromhex(raw["id"])
+    ones = raw["ones"]
     if len(report_id) != 16 or type(ones) is not int or type(batch_id) is not str or len(raw) != 3:
         raise ValueError
     return batch_id, report_id, ones

@@ -74,7 +74,8 @@ class Sorted(NamedTuple):
 def encode_reports(batch_id: str, ids: bytes, ones: Sequence[int]) -> Rows:
     """Reports to one batch; `ids` has 16 bytes for each."""
     head = _HEAD + batch_id.encode() + _BEFORE_ID
-    first, last = len(head), len(head) + 32
+    first = len(head)
+    last = len(head) + 32
     ends = {n: (_BEFORE_ONES + b"%d}" % n).ljust(REPORT_BYTES - last) for n in set(ones)}
     rows = np.empty((len(ones), REPORT_BYTES), np.uint8)
     rows[:, :first] = np.frombuffer(head, np.uint8)
@@ -97,7 +98,10 @@ class Chunk:
         rows: Rows,
         odd: Mapping[int, bytes],
     ) -> None:
-        self.keys, self._offsets, self._times, self._rows = keys, offsets, times, rows
+        self.keys = keys
+        self._offsets = offsets
+        self._times = times
+        self._rows = rows
         self._odd = odd  # the values that have not the length of a report, by place
 
     @classmethod
@@ -183,12 +187,14 @@ def _mixed(data: Rows, ends: npt.NDArray[np.intp], layouts: list[int]) -> tuple[
     """Reports whose batch ids end at different places."""
     size = len(data)
     batches: list[bytes | None] = [None] * size
-    ids, ones = np.zeros(size, "V16"), np.zeros(size, np.int64)
+    ids = np.zeros(size, "V16")
+    ones = np.zeros(size, np.int64)
     right = np.zeros(size, np.bool_)
     for end in layouts:
         rows = np.flatnonzero(ends == end)
         part, right[rows] = _columns(data[rows], end)
-        ids[rows], ones[rows] = part.ids, part.ones
+        ids[rows] = part.ids
+        ones[rows] = part.ones
         for row, batch in zip(rows.tolist(), part.batches, strict=True):
             batches[row] = batch
     return Reports(batches, ids, ones), right
@@ -246,7 +252,8 @@ def _numbers(text: Rows) -> tuple[_Numbers, _Right]:
     right &= (lengths == 1) | (text[:, 0] != _ZERO)
     numbers = np.zeros(len(text), np.int64)
     for place in range(int(lengths.max(initial=0))):
-        digit, inside = text[:, place] - _ZERO, place < lengths
+        digit = text[:, place] - _ZERO
+        inside = place < lengths
         right &= ~inside | (digit < 10)
         numbers = np.where(inside, 10 * numbers + digit, numbers)
     return numbers, right

@@ -51,7 +51,7 @@ def decode_sum(value: bytes | None) -> Sum:
         raise InvalidInput(f"sum: batch {str(raw['batch'])[:80]} is not what its terms hash to")
     total = integer(raw, "total")
     promise = terms.mechanism.promise
-    if total > promise.batch_size * terms.mechanism.bits:
+    if total > promise.batch_size * terms.mechanism.max_ones:
         raise InvalidInput(f"sum: total = {total} is more than its reports can hold")
     if not isinstance(raw["digest"], str):
         raise InvalidInput("sum: digest must be text")

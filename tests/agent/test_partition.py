@@ -37,13 +37,13 @@ class Worker:
         self.state = EliminationPartition()
         log = MemoryLog(kafka)
         self.position = drive(self.state.recover(log, None))  # type: ignore[arg-type]
-        self.side_position = log.ends["experiments"]
+        self.control_position = log.ends["experiments"]
 
     def tail(self) -> None:
-        records = self.kafka.records("experiments", start=self.side_position)
+        records = self.kafka.records("experiments", start=self.control_position)
         if records:
-            self.state.side(records)
-            self.side_position = records[-1].offset + 1
+            self.state.control(records)
+            self.control_position = records[-1].offset + 1
 
     def feed(self, most: int | None = None) -> None:
         records = self.kafka.records("sums", start=self.position)[:most]
@@ -74,7 +74,7 @@ def newest(kafka: Kafka) -> dict[bytes, Assignment]:
 
 def add_sum(kafka: Kafka, batch: Terms, mean: float = 0.5, key: bytes | None = None) -> int:
     size = batch.mechanism.promise.batch_size
-    total = round(size * mean) + batch.mechanism.bits // 2 * size
+    total = round(size * mean) + batch.mechanism.max_ones // 2 * size
     release = Release(batch.batch_id, batch, total, "0" * 64, Place(0, 0), Place(1, 1))
     return kafka.append("sums", key or batch.experiment.encode(), encode_sum(release))
 
@@ -102,7 +102,7 @@ def test_define() -> None:
     (record,) = kafka.records("assignments")
     state = newest(kafka)[b"test"].state
     shuffle = ShufflePartition(Limits(max_honest_fraction=Decimal(1)), 10)
-    shuffle.side([record])
+    shuffle.control([record])
 
     assert state.status is Status.RUNNING
     assert [batch.sequence for batch in state.open] == [1, 2, 3]
@@ -451,9 +451,9 @@ def test_hundred_experiments() -> None:
     }
 
 
-def test_no_mark() -> None:
+def test_no_restart_offset() -> None:
     """The position stands in the assignments: nothing is committed to the group."""
-    assert EliminationPartition().mark() is None  # type: ignore[func-returns-value]
+    assert EliminationPartition().restart_offset() is None  # type: ignore[func-returns-value]
 
 
 def test_null_keys() -> None:
@@ -463,7 +463,7 @@ def test_null_keys() -> None:
     add_sum(kafka, assignment.terms(assignment.state.open[0]))
     value = kafka.topics["sums"].pop()[0].value
     worker.state.feed([Record(5, None, value)], refreshed=False)
-    worker.state.side([Record(5, None, Definition(named("x")).encode())])
+    worker.state.control([Record(5, None, Definition(named("x")).encode())])
 
     assert worker.state.refused == 1
     assert worker.flush() == []

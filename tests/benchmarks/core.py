@@ -131,7 +131,8 @@ def _decision(preset: str) -> Outcome:
 
 def _scipy_radius(batches: Plan, confidence: Confidence) -> float:
     """inf over theta of the `chernoff` radius (MATH 4) after 40 batches, as a textbook has it."""
-    counts, weights = batches.counts[40], batches.weights
+    counts = batches.counts[40]
+    weights = batches.weights
     level = math.log(2 * confidence.arms * confidence.horizon)
     reward = float(counts @ (batches.users * weights**2 / 8))
     reach = float(counts @ (weights * batches.users))
@@ -148,9 +149,12 @@ def _scipy_radius(batches: Plan, confidence: Confidence) -> float:
 def _one_run(experiment: Experiment) -> None:
     """Every user of one run, to the horizon: a reward each, and a share of the noise."""
     assert experiment.simulation is not None
-    means, rng = experiment.simulation.means, np.random.default_rng(1)
-    agent, tables = Agent(experiment), {}
-    state, left = agent.begin(), experiment.horizon
+    means = experiment.simulation.means
+    rng = np.random.default_rng(1)
+    agent = Agent(experiment)
+    tables = {}
+    state = agent.begin()
+    left = experiment.horizon
     while state.status is Status.RUNNING:
         batch = state.open[0]
         mechanism = experiment.privacy.for_batch(batch.size)
@@ -175,7 +179,8 @@ def _runs(experiment: Experiment, runs: int = 100) -> None:
 
 
 def _textbook_delta(numerator: int, epsilon: float) -> float:
-    success, growth = numerator / accounting.ONE, np.exp(epsilon)
+    success = numerator / accounting.ONE
+    growth = np.exp(epsilon)
     support = np.arange(_USERS + 2)
     mass = stats.binom.pmf(support, _USERS, success)
     shifted = np.concatenate(([0.0], mass[:-1]))

@@ -129,7 +129,8 @@ async def _send_load(port: int, reports: int, requests: int) -> None:
 
 async def _serve_peer(port: int, bootstrap: str) -> None:
     settings = _settings(bootstrap).kafka
-    topic, place = kafka.topic(settings, "reports"), kafka.partition_of("test", 4)
+    topic = kafka.topic(settings, "reports")
+    place = kafka.partition_of("test", 4)
     async with kafka.producer(settings, compression_type=None) as producer:
 
         async def reports(request: web.Request) -> web.Response:

@@ -20,7 +20,7 @@ import uvloop
 from aiokafka import TopicPartition
 
 from producers.simulated_users import run_users
-from producers.transport import KafkaLink
+from producers.transport import KafkaTransport
 from stream_app import kafka, registry
 from stream_app.core.experiment import Experiment
 from stream_app.core.terms import Terms, parse
@@ -69,10 +69,11 @@ async def _interleaved(settings: Settings, load: str) -> tuple[list[float], list
     definition = experiment(name, preset="vb-sdp-ae", epsilon=0.9, horizon=10**9,
                             means=[0.5, 0.5, 0.5], schedule="fixed", batch_size=_SIZE)  # fmt: skip
     await registry.create(settings.kafka, definition)
-    link = KafkaLink(settings.kafka, name)
-    await link.open()
-    offers = link.follow()
-    peer, ours = [], []
+    transport = KafkaTransport(settings.kafka, name)
+    await transport.open()
+    offers = transport.follow()
+    peer = []
+    ours = []
     try:
         async with kafka.producer(settings.kafka, transactional_id=f"peer-{name}") as producer:
             place = TopicPartition(kafka.topic(settings.kafka, "windows"), 0)
@@ -86,13 +87,13 @@ async def _interleaved(settings: Settings, load: str) -> tuple[list[float], list
                         await producer.send_and_wait(place.topic, b"{}", b"peer", partition=0)
                     await reader.getone()
                     peer.append(perf_counter() - start)
-                    await link.send([rows(batch, _SIZE)])
+                    await transport.send([rows(batch, _SIZE)])
                     start = perf_counter()
                     batch = await _next_batch(offers)
                     ours.append(perf_counter() - start)
     finally:
         await offers.aclose()
-        await link.close()
+        await transport.close()
     await registry.stop(settings.kafka, name)
     return peer[10:], ours[10:]
 

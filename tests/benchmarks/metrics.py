@@ -31,7 +31,8 @@ def outcomes() -> Iterator[Outcome]:
 
 def _input() -> tuple[list[Record], list[list[Record]]]:
     """Assignments that open one batch after the other, and the reports that fill them."""
-    openings, records = [], []
+    openings = []
+    records = []
     for number in range(_REPORTS // _SIZE):
         batch = terms(number + 1, _SIZE)
         openings.append(Record(number, b"demo", assignment(batch), 1_000))

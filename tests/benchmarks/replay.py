@@ -19,7 +19,7 @@ from producers.replay.follower import Follower
 from producers.replay.log import Log
 from producers.replay.match import Mode
 from producers.replay.report import report
-from producers.transport import KafkaLink
+from producers.transport import KafkaTransport
 from stream_app import registry
 from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
@@ -101,28 +101,31 @@ async def _bare(settings: Settings) -> float:
     """The pipeline's own rate: reports that were made beforehand, as fast as Kafka takes them."""
     experiment = _experiment()
     await registry.create(settings.kafka, experiment)
-    link = KafkaLink(settings.kafka, experiment.name)
-    await link.open()
-    follower = Follower(settings, experiment, link)
+    transport = KafkaTransport(settings.kafka, experiment.name)
+    await transport.open()
+    follower = Follower(settings, experiment, transport)
     following = asyncio.create_task(follower.follow())
-    spent, reports = 0.0, 0
+    spent = 0.0
+    reports = 0
     state = await follower.until(lambda _: True, 20, "no agent")
     while state.status is Status.RUNNING:
-        opened = dict(follower.offers.open)
+        opened = dict(follower.batches.open)
         ready = [_reports(batch) for batch in opened.values()]
         began = time.monotonic()
-        await link.send(ready)
+        await transport.send(ready)
         state = await follower.until(
-            lambda _, ids=set(opened): not ids & set(follower.offers.open), 60, ""
+            lambda _, ids=set(opened): not ids & set(follower.batches.open), 60, ""
         )
-        spent, reports = spent + time.monotonic() - began, reports + sum(map(len, ready))
+        spent = spent + time.monotonic() - began
+        reports = reports + sum(map(len, ready))
     following.cancel()
-    await link.close()
+    await transport.close()
     return spent / reports
 
 
 def _reports(batch: Batch) -> Rows:
-    encode, numbers = batch.sampler.encode, range(batch.size)
+    encode = batch.sampler.encode
+    numbers = range(batch.size)
     ids = b"".join(i.to_bytes(16) for i in numbers)
     return encode_reports(batch.batch_id, ids, [encode(i % 10 == 0) for i in numbers])
 

@@ -53,7 +53,8 @@ _OPEN = 1_000_000
 def outcomes() -> Iterator[Outcome]:
     """All comparisons of this module."""
     with LocalBroker(heap="1g") as broker, tempfile.TemporaryDirectory() as name:
-        bootstrap, folder = broker.bootstrap, Path(name)
+        bootstrap = broker.bootstrap
+        folder = Path(name)
         yield compare(
             f"one worker, {_EXPERIMENTS} experiments in mixed order: seconds a report",
             "the same worker, 1 experiment",
@@ -239,7 +240,8 @@ def _read_bare(settings: Settings, names: Sequence[str]) -> float:
 
 
 async def _counted(settings: Settings, names: Sequence[str]) -> float:
-    start, count = perf_counter(), 0
+    start = perf_counter()
+    count = 0
     for name in names:
         for partition in range(await kafka.partition_count(settings.kafka)):
             async for records in read_partition(settings.kafka, name, partition):

@@ -66,7 +66,9 @@ async def _summed(settings: Settings) -> float:
     async with kafka.consumer(settings.kafka, committed=False) as consumer:
         consumer.assign([place])
         await consumer.seek_to_beginning(place)
-        start, count, total = perf_counter(), 0, 0
+        start = perf_counter()
+        count = 0
+        total = 0
         while count < _REPORTS:
             for records in (await consumer.getmany(timeout_ms=100)).values():
                 for record in records:

@@ -30,7 +30,8 @@ async def send(settings: Settings, topic: str, partition: int, records: Iterable
     name = kafka.topic(settings.kafka, topic)
     async with kafka.producer(settings.kafka, max_batch_size=BATCH_BYTES) as producer:
         start = time.perf_counter()
-        sent, batch = [], producer.create_batch()
+        sent = []
+        batch = producer.create_batch()
         for key, value in records:
             if batch.append(timestamp=None, key=key, value=value) is None:
                 sent.append(await producer.send_batch(batch, name, partition=partition))
@@ -43,7 +44,8 @@ async def send(settings: Settings, topic: str, partition: int, records: Iterable
 
 def reports(batch: Terms, count: int) -> list[Record]:
     """So many distinct reports to a batch."""
-    key, noise = batch.experiment.encode(), os.urandom(16 * count)
+    key = batch.experiment.encode()
+    noise = os.urandom(16 * count)
     return [
         (key, encode_report(batch.batch_id, noise[16 * i : 16 * i + 16], i % 2))
         for i in range(count)
@@ -51,7 +53,7 @@ def reports(batch: Terms, count: int) -> list[Record]:
 
 
 def rows(batch: Terms, count: int) -> Rows:
-    """The same by column, for a client's link."""
+    """The same by column, for a client's transport."""
     return encode_reports(batch.batch_id, os.urandom(16 * count), [i % 2 for i in range(count)])
 
 
@@ -99,14 +101,18 @@ class Watched(Metrics):
 
     def __init__(self, partitions: int, sums: int) -> None:
         super().__init__()
-        self._partitions, self._sums = partitions, sums
+        self._partitions = partitions
+        self._sums = sums
         self.assigned = self.began = self.ended = 0.0
         self._open: list[Counted] = []
-        self.ready, self.done = asyncio.Event(), asyncio.Event()
+        self.ready = asyncio.Event()
+        self.done = asyncio.Event()
 
     def stage(self, name: str) -> StageMetrics:
         stage = super().stage(name)
-        opened, wrote, rebalanced = stage.opened, stage.wrote, stage.rebalanced
+        opened = stage.opened
+        wrote = stage.wrote
+        rebalanced = stage.rebalanced
 
         def watch_rebalanced() -> None:
             rebalanced()
@@ -137,7 +143,8 @@ class Watched(Metrics):
 
 async def drained(settings: Settings, sums: int, partitions: int = 1) -> float:
     """Seconds in which the shuffle stage, as a worker runs it, turns what waits into sums."""
-    metrics, halt = Watched(partitions, sums), asyncio.Event()
+    metrics = Watched(partitions, sums)
+    halt = asyncio.Event()
     with collecting_rarely():
         running = asyncio.ensure_future(shuffler.make_runner(settings, metrics).run(halt))
         async with asyncio.timeout(300):

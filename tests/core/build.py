@@ -9,18 +9,18 @@ import numpy as np
 from stream_app.core.experiment import (
     PRESETS,
     AgentSettings,
+    Comparison,
     Experiment,
     Guarantee,
     Order,
     Privacy,
     ScheduleName,
     Simulation,
-    Test,
 )
 from stream_app.core.mechanisms import Calibration, MechanismName
 
 _ENUMS: dict[str, Any] = {
-    "test": Test,
+    "test": Comparison,
     "guarantee": Guarantee,
     "schedule": ScheduleName,
     "order": Order,
@@ -61,7 +61,8 @@ def experiment(
 
 def hockey_stick(pmf: np.ndarray, epsilon: float) -> float:
     """The larger of the two divergences between B and B + 1, term by term (MATH 1)."""
-    here, shifted = np.append(pmf, 0.0), np.insert(pmf, 0, 0.0)
+    here = np.append(pmf, 0.0)
+    shifted = np.insert(pmf, 0, 0.0)
     growth = np.exp(epsilon)
     return float(
         max(
@@ -74,7 +75,8 @@ def hockey_stick(pmf: np.ndarray, epsilon: float) -> float:
 def share_pmf(honest: int, epsilon: float, clip: int) -> np.ndarray:
     """P(clip(X - Y, -c, c) = d), d = -c..c, by convolving two mpmath negative binomials."""
     with mpmath.workdps(40):
-        r, p = mpmath.mpf(1) / honest, mpmath.exp(-mpmath.mpf(epsilon))
+        r = mpmath.mpf(1) / honest
+        p = mpmath.exp(-mpmath.mpf(epsilon))
         reach = clip + int(60 / epsilon) + 2
         mass = [(1 - p) ** r]
         for k in range(reach):

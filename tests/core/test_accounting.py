@@ -48,7 +48,9 @@ def true_delta(trials: int, numerator: int, epsilon: float) -> mpmath.mpf:
                 + top * mpmath.log(q)
                 + (trials - top) * mpmath.log(r)
             )
-            mass, total, b = mpmath.exp(log_mass), mpmath.mpf(0), top
+            mass = mpmath.exp(log_mass)
+            total = mpmath.mpf(0)
+            b = top
             while b >= 0:
                 previous = mass * b * r / ((trials - b + 1) * q)
                 total += max(mpmath.mpf(0), mass - growth * previous)
@@ -57,7 +59,8 @@ def true_delta(trials: int, numerator: int, epsilon: float) -> mpmath.mpf:
                     and previous / (1 - mpmath.exp(-epsilon)) < total * mpmath.mpf(10) ** -40
                 ):
                     break
-                mass, b = previous, b - 1
+                mass = previous
+                b = b - 1
             return total
 
         return max(one_sided(q, r), one_sided(r, q))
@@ -66,9 +69,11 @@ def true_delta(trials: int, numerator: int, epsilon: float) -> mpmath.mpf:
 def naive_delta(trials: int, numerator: int, epsilon: float) -> mpmath.mpf:
     """Both divergences over every b, without any cleverness: for small n only."""
     with mpmath.workdps(60):
-        q, growth = mpmath.mpf(numerator) / ONE, mpmath.exp(mpmath.mpf(epsilon))
+        q = mpmath.mpf(numerator) / ONE
+        growth = mpmath.exp(mpmath.mpf(epsilon))
         f = [mpmath.binomial(trials, b) * q**b * (1 - q) ** (trials - b) for b in range(trials + 1)]
-        here, shifted = [*f, mpmath.mpf(0)], [mpmath.mpf(0), *f]
+        here = [*f, mpmath.mpf(0)]
+        shifted = [mpmath.mpf(0), *f]
         pairs = list(zip(here, shifted, strict=True))
         return max(
             mpmath.fsum(max(mpmath.mpf(0), x - growth * y) for x, y in pairs),
@@ -226,10 +231,8 @@ def test_certificate_against_high_precision() -> None:
     """On 250 random settings the certificate is never below the truth, and at most 1e-6 above."""
     wrong = []
     for trials, numerator, epsilon in random_settings():
-        certificate, truth = (
-            binomial_delta(trials, numerator, epsilon),
-            true_delta(trials, numerator, epsilon),
-        )
+        certificate = binomial_delta(trials, numerator, epsilon)
+        truth = true_delta(trials, numerator, epsilon)
         if truth < 1e-300:
             holds = certificate == 1e-300
         else:
@@ -244,7 +247,8 @@ def test_two_independent_truths_agree() -> None:
     """The fast high-precision sum equals the definition, so that the former may judge large n."""
     for trials, numerator, epsilon in random_settings()[:40]:
         n = trials % 150 + 1
-        fast, slow = true_delta(n, numerator, epsilon), naive_delta(n, numerator, epsilon)
+        fast = true_delta(n, numerator, epsilon)
+        slow = naive_delta(n, numerator, epsilon)
 
         assert abs(fast / slow - 1) < mpmath.mpf(10) ** -35
 
@@ -316,8 +320,10 @@ def test_negative_binomial_tails(epsilon: float, honest: int) -> None:
     """Tails are those of scipy's nbinom(r, 1 - p), by mpmath sums of positive terms."""
     tails = negative_binomial_tails(1 / honest, epsilon, 40)
     with mpmath.workdps(40):
-        r, p = mpmath.mpf(1) / honest, mpmath.exp(-mpmath.mpf(epsilon))
-        mass, masses = (1 - p) ** r, []
+        r = mpmath.mpf(1) / honest
+        p = mpmath.exp(-mpmath.mpf(epsilon))
+        mass = (1 - p) ** r
+        masses = []
         for k in range(int(120 / epsilon) + 200):
             masses.append(mass)
             mass = mass * p * (k + r) / (k + 1)
@@ -349,7 +355,8 @@ def test_clipped_shares_keep_their_certificate(users: int, fraction: float, epsi
 @pytest.mark.parametrize("users", [2, 20])
 def test_unclipped_shares_sum_to_a_discrete_laplace(users: int) -> None:
     """The honest users' shares together have DLap(e^-eps)'s pmf, and delta(eps) is 0."""
-    epsilon, clip = 1.0, 45
+    epsilon = 1.0
+    clip = 45
     total = convolution_power(share_pmf(users, epsilon, clip), users)
     middle = len(total) // 2
     p = math.exp(-epsilon)
@@ -364,14 +371,17 @@ def test_discrete_laplace_is_optimal() -> None:
 
     A linear program over all pmfs on -50..50: least variance with both divergences at most delta.
     """
-    epsilon, delta, reach = 0.5, 1e-6, 50
+    epsilon = 0.5
+    delta = 1e-6
+    reach = 50
     laplace = 1 / (2 * math.sinh(epsilon / 2) ** 2)
     size = 2 * reach + 1
     growth = math.exp(epsilon)
     # Variables: f (size), then the positive parts of both divergences (size + 1 each).
     shift_rows = size + 1
     cost = np.concatenate([np.arange(-reach, reach + 1.0) ** 2, np.zeros(2 * shift_rows)])
-    upper, bound = [], []
+    upper = []
+    bound = []
     for first, second, offset in ((1.0, -growth, 0), (-growth, 1.0, shift_rows)):
         for b in range(shift_rows):
             row = np.zeros(len(cost))
@@ -400,13 +410,15 @@ def test_what_dishonesty_costs_without_provision(fraction: float, expected: floa
 
     The total is then a difference of NegBin(g, e^-eps); eps is the least at which delta is 1e-6.
     """
-    p, reach = math.exp(-0.5), 400
+    p = math.exp(-0.5)
+    reach = 400
     mass = np.empty(reach)
     mass[0] = (1 - p) ** fraction
     for k in range(reach - 1):
         mass[k + 1] = mass[k] * p * (k + fraction) / (k + 1)
     total = np.convolve(mass, mass[::-1])
-    low, high = 0.5, 3.0
+    low = 0.5
+    high = 3.0
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if hockey_stick(total, middle) > 1e-6 else (low, middle)

@@ -54,7 +54,8 @@ def test_algorithm_1_by_hand() -> None:
     The first phase eliminates arm 2 (gap .3), the second leaves both (gap 1.5 I), in the third arm
     1 goes.
     """
-    horizon, size = 10**8, 5_000_000
+    horizon = 10**8
+    size = 5_000_000
     sigma = math.sqrt(1.5 * 96 * math.log(2e6) / 0.25)
     agent = Agent(experiment("sdp-ae", horizon, 3, batch_size=size))
 
@@ -139,7 +140,8 @@ def test_order_changes_nothing(preset: str, arms: int, seed: int) -> None:
     results = []
     for order in ("sequential", "interleaved"):
         agent = Agent(small(preset, 1500, arms, order=order))
-        state, trace = agent.begin(), []
+        state = agent.begin()
+        trace = []
         while state.status is Status.RUNNING:
             batch = random.choice(state.open)
             value = batch.size * means[batch.arm][state.arms[batch.arm].batches]
@@ -265,7 +267,8 @@ def test_unknown_horizon_restarts(preset: str, order: str) -> None:
 
     assert len(restarts) >= 2
     for i in restarts:
-        before, after = states[i - 1], states[i]
+        before = states[i - 1]
+        after = states[i]
         last = before.open[-1]
         assert set(after.arms) == {ArmState()}
         assert after.phase == 1
@@ -374,7 +377,8 @@ def test_totals_with_and_without_weights() -> None:
     states = list(walk(agent, lambda _arm, batch: 0.5 + 0.01 * batch))
     arm = states[4].arms[0]
     plan = agent._for_horizon(10**5)[0]
-    first, second = plan.sizes[0] * 0.5, plan.sizes[1] * 0.51
+    first = plan.sizes[0] * 0.5
+    second = plan.sizes[1] * 0.51
 
     assert arm.total == pytest.approx(first + second)
     assert arm.weighted == pytest.approx(plan.weight(0) * first + plan.weight(1) * second)

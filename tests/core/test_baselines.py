@@ -12,12 +12,12 @@ from stream_app.core.baselines import BASELINES
 from stream_app.core.confidence import Ints
 from stream_app.core.experiment import (
     AgentSettings,
+    Comparison,
     Experiment,
     Guarantee,
     Privacy,
     ScheduleName,
     Simulation,
-    Test,
 )
 from stream_app.core.mechanisms import Calibration, MechanismName
 from stream_app.core.noise import Floats
@@ -45,7 +45,7 @@ def experiment(
             Calibration.EXACT,
             Decimal(1),
         ),
-        agent=AgentSettings("optimal", Test.PAIRWISE, guarantee, ScheduleName.GEOMETRIC),
+        agent=AgentSettings("optimal", Comparison.PAIRWISE, guarantee, ScheduleName.GEOMETRIC),
         simulation=Simulation(means, users),
     )
 
@@ -116,7 +116,8 @@ class TestEveryBaseline:
 
     def test_same_seed_same_result(self, name: str) -> None:
         given = experiment(horizon=20_000)
-        one, two = result(name, given, 3), result(name, given, 3)
+        one = result(name, given, 3)
+        two = result(name, given, 3)
 
         assert one == two
 
@@ -136,7 +137,7 @@ def test_first_batch_fits_a_short_horizon(name: str) -> None:
 
 def test_elimination_keeps_the_guarantee_of_the_experiment() -> None:
     """A paper test becomes pairwise; the guarantee stays."""
-    agent = AgentSettings("vb", Test.PAPER, Guarantee.HIGH_PROBABILITY, ScheduleName.DOUBLING)
+    agent = AgentSettings("vb", Comparison.PAPER, Guarantee.HIGH_PROBABILITY, ScheduleName.DOUBLING)
     given = experiment(horizon=20_000)
     paper = replace(given, agent=agent)
     one, two = (
@@ -176,7 +177,9 @@ class TestDpSe:
         means = [0.2, 0.9, 0.6]
         given = experiment(tuple(means), horizon)
         block = baselines.central_dp_se(given, 2, QUIET)
-        arms, served, decided = [0, 1, 2], [], math.nan
+        arms = [0, 1, 2]
+        served = []
+        decided = math.nan
         for e in range(1, 50):
             epoch = baselines.dp_se_epoch(np.array([len(arms)]), e, 0.5, 1 / horizon)
             served += arms * int(epoch.pulls[0])
@@ -210,9 +213,11 @@ class TestDpUcbInt:
     @pytest.mark.parametrize("rate", [1.2, 1.5])
     def test_composition_is_the_infinite_sum(self, interval: int, rate: float) -> None:
         """Between its first 10^6 terms and those plus integrals that bound the rest."""
-        cut, log = 1_000_000, 2 * math.log(1e6)
+        cut = 1_000_000
+        log = 2 * math.log(1e6)
         cost = (np.arange(1, cut + 1) * float(interval)) ** (-rate / 2)
-        squares, excess = np.sum(cost**2), np.sum(cost * np.expm1(cost))
+        squares = np.sum(cost**2)
+        excess = np.sum(cost * np.expm1(cost))
         tail = float(interval) ** -rate * cut ** (1 - rate) / (rate - 1)
         found = baselines.composed_epsilon(interval, 1e-6, rate)
 
@@ -224,12 +229,14 @@ class TestDpUcbInt:
 
     def test_counts_each_user_in_order(self) -> None:
         """Against users served one by one, without chance: one index per 636 users."""
-        means, horizon = [0.2, 0.9, 0.6], 20_000
+        means = [0.2, 0.9, 0.6]
+        horizon = 20_000
         block = baselines.central_dp_ucb_int(experiment(tuple(means), horizon), 2, QUIET)
         served: list[int] = []
 
         def index(arm: int) -> float:
-            n, level = served.count(arm), math.log(len(served) + 1)
+            n = served.count(arm)
+            level = math.log(len(served) + 1)
             if n == 0:
                 return math.inf
             return means[arm] + math.sqrt(2 * level / n) + level / math.pow(n, 0.45)

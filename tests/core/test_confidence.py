@@ -30,7 +30,8 @@ def psi(value: Experiment, size: int, theta: float) -> float:
     """MATH 4's log-MGF of one batch's centred noise, in its printed form."""
     mechanism = value.privacy.for_batch(size)
     if value.privacy.mechanism == "binomial":
-        n, q = size * mechanism.trials, mechanism.success
+        n = size * mechanism.trials
+        q = mechanism.success
         return n * math.log(1 + q * (math.exp(theta) - 1)) - n * q * theta
     p = math.exp(-float(value.privacy.epsilon))
     inner = (
@@ -460,7 +461,8 @@ def test_coverage_of_cramer_bounds(changes: dict[str, str], mean: float, batches
     value = experiment(horizon=10**5, **changes)
     found = confidence(value)
     sums = draw_sums(value, found.plan, batches, mean, RUNS, 3)
-    every, level = np.full(RUNS, batches), np.full(RUNS, math.log(20))
+    every = np.full(RUNS, batches)
+    level = np.full(RUNS, math.log(20))
     above = np.mean(found.upper(every, sums, level) < mean)
     below = np.mean(found.lower(every, sums, level) > mean)
 

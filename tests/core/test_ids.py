@@ -23,7 +23,8 @@ ONE = st.one_of(st.tuples(HALVES, HALVES).map(b"".join), st.binary(min_size=16, 
 @given(st.lists(st.lists(ONE, min_size=1, max_size=9), max_size=12))
 def test_as_a_set(chunks: list[list[bytes]]) -> None:
     """Chunk by chunk: the same new ones, size, order and digest as a set's."""
-    found, model = Ids(), set[bytes]()
+    found = Ids()
+    model = set[bytes]()
     for chunk in chunks:
         again = []
         for place, one in enumerate(chunk):
@@ -52,7 +53,8 @@ def test_memory(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SMALL", SMALL)
     gc.collect()
     tracemalloc.start()
-    found, most = Ids(), 0
+    found = Ids()
+    most = 0
     for size in range(1_000, count + 1, 1_000):
         chunk = [os.urandom(16) for _ in range(1_000)]
         assert found.add_all(chunk) == []

@@ -33,8 +33,10 @@ from stream_app.core.samplers import Sampler, TableSampler, laplace_table
 from stream_app.errors import ConfigurationError
 from tests.core.build import convolution_power, hockey_stick, share_pmf
 
-BINOMIAL, LAPLACE = MechanismName.BINOMIAL, MechanismName.DISCRETE_LAPLACE
-PAPER, EXACT = Calibration.PAPER, Calibration.EXACT
+BINOMIAL = MechanismName.BINOMIAL
+LAPLACE = MechanismName.DISCRETE_LAPLACE
+PAPER = Calibration.PAPER
+EXACT = Calibration.EXACT
 KINDS = [(BINOMIAL, PAPER), (BINOMIAL, EXACT), (LAPLACE, EXACT)]
 
 
@@ -230,7 +232,7 @@ def test_a_calibration_takes_milliseconds_for_a_billion_users() -> None:
 def test_table_bits(epsilon: str, delta: str, size: int) -> None:
     """64 bits while rounding costs at most 1% of delta, else 128 (MATH 2)."""
     mechanism = calibrate(promise(size, epsilon, delta), LAPLACE)
-    cost = size * mechanism.bits * (1 + math.exp(float(epsilon))) / 2**64
+    cost = size * mechanism.max_ones * (1 + math.exp(float(epsilon))) / 2**64
     expected = 64 if cost <= 0.01 * float(delta) else 128
 
     assert expected == mechanism.table_bits
@@ -259,7 +261,8 @@ def test_variance_and_log_mgf_agree(
 @pytest.mark.parametrize("theta", [-0.9, -0.3, 0.0, 0.2, 0.7])
 def test_laplace_log_mgf(theta: float) -> None:
     """The form without cancellation equals MATH 4's, and the exact sum over the pmf."""
-    p, shape = math.exp(-1.0), 10 / 9
+    p = math.exp(-1.0)
+    shape = 10 / 9
     printed = shape * (
         2 * math.log(1 - p) - math.log(1 - p * math.exp(theta)) - math.log(1 - p * math.exp(-theta))
     )
@@ -357,11 +360,13 @@ def independent_table(honest: int, epsilon: str, clip: int, bits: int) -> tuple[
     """P(X - Y = d) as sum_k P(X = k + d) P(Y = k), with 120 digits; tails from the far end."""
     with mpmath.workdps(120):
         eps = mpmath.mpf(epsilon)
-        r, p = mpmath.mpf(1) / honest, mpmath.exp(-eps)
+        r = mpmath.mpf(1) / honest
+        p = mpmath.exp(-eps)
         reach = clip + int((bits + 80) * math.log(2) / float(eps)) + 5
         # Fixed point: integers over 2**300, so that the long convolutions are fast and exact.
         one = mpmath.mpf(2) ** 300
-        mass, masses = (1 - p) ** r, []
+        mass = (1 - p) ** r
+        masses = []
         for k in range(2 * reach):
             masses.append(int(mass * one))
             mass = mass * p * (k + r) / (k + 1)
@@ -370,7 +375,8 @@ def independent_table(honest: int, epsilon: str, clip: int, bits: int) -> tuple[
             for d in range(1, reach)
         ]
         shift = 600 - bits
-        tail, tails = 0, []
+        tail = 0
+        tails = []
         for difference in reversed(differences):
             tail += difference
             tails.append(tail)
@@ -432,7 +438,8 @@ def test_noise_over_many_blocks(bits: int) -> None:
     chance = random.Random(bits)
     table = laplace_table(100, Decimal("0.5"), 3, bits)
     stream = chance.randbytes(100_000)
-    taken, used = 0, 0
+    taken = 0
+    used = 0
 
     def entropy(size: int) -> bytes:
         nonlocal taken
@@ -512,20 +519,26 @@ def test_rewards_outside_the_unit_interval(reward: float) -> None:
 def share_distribution(mechanism: Mechanism) -> np.ndarray:
     """The exact pmf of one user's noise."""
     if isinstance(mechanism, Binomial):
-        return stats.binom.pmf(np.arange(mechanism.bits), mechanism.trials, mechanism.success)
-    honest, clip = mechanism.promise.honest, mechanism.clip
+        return stats.binom.pmf(np.arange(mechanism.max_ones), mechanism.trials, mechanism.success)
+    honest = mechanism.promise.honest
+    clip = mechanism.clip
     return share_pmf(honest, float(mechanism.promise.epsilon), clip)
 
 
 def p_value(found: Counter[int], pmf: np.ndarray, count: int) -> float:
     """Chi-square, cells of less than ten expected pooled with their neighbours."""
-    expected, observed, e, o = [], [], 0.0, 0
+    expected = []
+    observed = []
+    e = 0.0
+    o = 0
     for value, probability in enumerate(pmf):
-        e, o = e + count * probability, o + found[value]
+        e = e + count * probability
+        o = o + found[value]
         if e >= 10:
             expected.append(e)
             observed.append(o)
-            e, o = 0.0, 0
+            e = 0.0
+            o = 0
     expected[-1] += e
     observed[-1] += o
     assert sum(found.values()) == sum(observed) == count
@@ -552,11 +565,12 @@ def test_distribution_of_reports(mechanism: Mechanism, reward: float) -> None:
     Fixed seed; a right sampler would fail for 1e-6 of the seeds in each of 21 cases.
     """
     pmf = np.convolve(share_distribution(mechanism), [1 - reward, reward])
-    sampler, count = mechanism.sampler(seeded(11)), 60_000
+    sampler = mechanism.sampler(seeded(11))
+    count = 60_000
     found = Counter(sampler.encode(reward) for _ in range(count))
 
     assert p_value(found, pmf, count) > 1e-6
-    assert 0 <= min(found) <= max(found) <= mechanism.bits
+    assert 0 <= min(found) <= max(found) <= mechanism.max_ones
 
 
 def test_the_distribution_check_can_fail() -> None:
@@ -592,7 +606,8 @@ def test_debias_is_exact_for_huge_totals() -> None:
 def test_operating_system_entropy_by_default() -> None:
     """Without an entropy argument two samplers differ (they would agree in 1e-70 of the runs)."""
     mechanism = calibrate(promise(10), BINOMIAL)
-    first, second = mechanism.sampler(), mechanism.sampler()
+    first = mechanism.sampler()
+    second = mechanism.sampler()
 
     assert [first.draw() for _ in range(4)] != [second.draw() for _ in range(4)]
 

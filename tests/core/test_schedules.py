@@ -12,11 +12,11 @@ from stream_app.core.agents import Agent
 from stream_app.core.confidence import Confidence
 from stream_app.core.experiment import (
     AgentSettings,
+    Comparison,
     Experiment,
     Guarantee,
     ScheduleName,
     Simulation,
-    Test,
 )
 from stream_app.core.schedules import Plan, mechanism_noise, plan, sizes
 from stream_app.errors import ConfigurationError
@@ -186,7 +186,8 @@ def test_too_many_batches() -> None:
 def test_only_sizes_that_happen_are_calibrated() -> None:
     """A batch of one user may be impossible (too many bits) where the first real one is not."""
     value = experiment(horizon=10**6)
-    noises, asked = mechanism_noise(value), []
+    noises = mechanism_noise(value)
+    asked = []
     batches = plan(value, value.horizon, lambda size: (asked.append(size), noises(size))[1])
 
     assert set(asked) == set(batches.sizes)
@@ -245,11 +246,17 @@ def test_bad_experiments(changes: dict[str, Any], message: str) -> None:
     ("changes", "message"),
     [
         (
-            {"test": Test.PAPER, "guarantee": Guarantee.EXPECTED},
+            {"test": Comparison.PAPER, "guarantee": Guarantee.EXPECTED},
             "agent.guarantee = expected",
         ),
-        ({"test": Test.CHERNOFF, "guarantee": Guarantee.EXPECTED}, "use test = pairwise or kl-ucb"),
-        ({"test": Test.PAPER, "schedule": ScheduleName.GEOMETRIC}, "agent.schedule = geometric"),
+        (
+            {"test": Comparison.CHERNOFF, "guarantee": Guarantee.EXPECTED},
+            "use test = pairwise or kl-ucb",
+        ),
+        (
+            {"test": Comparison.PAPER, "schedule": ScheduleName.GEOMETRIC},
+            "agent.schedule = geometric",
+        ),
         ({"batch_size": 0}, "agent.batch_size = 0: must be from 1"),
         ({"batch_size": 10**9 + 1}, "agent.batch_size = 1000000001"),
         ({"growth": Decimal("1.01")}, "agent.growth = 1.01: must be from 1.05 to 10"),
@@ -259,7 +266,7 @@ def test_bad_experiments(changes: dict[str, Any], message: str) -> None:
 def test_bad_agent_settings(changes: dict[str, Any], message: str) -> None:
     """Combinations that prove nothing are refused with a remedy."""
     values = {
-        "test": Test.PAIRWISE,
+        "test": Comparison.PAIRWISE,
         "guarantee": Guarantee.HIGH_PROBABILITY,
         "schedule": ScheduleName.DOUBLING,
         **changes,

@@ -92,7 +92,10 @@ def test_regret_by_hand(preset: str, horizon: int) -> None:
     recorder = Recorder(5)
     block = agent_runs(value, mechanism_noise(value), np.array(MEANS), 1, recorder)
 
-    agent, state, regret, users = Agent(value), None, 0.0, 0
+    agent = Agent(value)
+    state = None
+    regret = 0.0
+    users = 0
     state = agent.begin()
     draws = iter(recorder.calls)
     while state.status is Status.RUNNING:
@@ -162,7 +165,9 @@ def test_runs_together_are_runs_alone(
 
     monkeypatch.setattr(_Runs, "_collect", noted)
     block = private_runs(value, len(given), np.random.default_rng(9))
-    agent, last, curve = Agent(value), users_of(value), 0
+    agent = Agent(value)
+    last = users_of(value)
+    curve = 0
     for run, batches in given.items():
         state, path = fold(agent, batches, last)
         decided = state.status is Status.DECIDED
@@ -177,7 +182,9 @@ def fold(
     agent: Agent, batches: list[tuple[int, int, float]], last: int
 ) -> tuple[State, list[tuple[int, float]]]:
     """The state after these batches (arm, size, sum), and regret by users; until the last user."""
-    state, path, given = agent.begin(), [(0, 0.0)], iter(batches)
+    state = agent.begin()
+    path = [(0, 0.0)]
+    given = iter(batches)
     while state.status is Status.RUNNING and state.users < last:
         opened = state.open
         for batch in opened:  # in parallel, all of them are collected
@@ -198,7 +205,9 @@ def naive_run(agent: Agent, rng: np.random.Generator) -> float:
     """A run that draws every user's reward and noise share and keeps its own books."""
     value: Experiment = agent.experiment
     means = value.simulation.means
-    state, regret, users = agent.begin(), 0.0, 0
+    state = agent.begin()
+    regret = 0.0
+    users = 0
     while state.status is Status.RUNNING:
         batch = state.open[0]
         mechanism = value.privacy.for_batch(batch.size)

@@ -23,7 +23,8 @@ def dependent_bound(preset: str, gaps: list[float], horizon: int, s: float) -> f
 
     VB-SDP-AE: the proof takes t <= log T where t <= log2 T holds; the constant as printed.
     """
-    log, m = math.log(horizon), math.ceil(s**2)
+    log = math.log(horizon)
+    m = math.ceil(s**2)
     if preset == "sdp-ae":
         terms = [128 * log / d + 512 * s**2 * log / (m * d) + m * d for d in gaps]
     else:
@@ -33,7 +34,8 @@ def dependent_bound(preset: str, gaps: list[float], horizon: int, s: float) -> f
 
 def independent_bound(preset: str, arms: int, horizon: int, s: float) -> float:
     """The distribution-independent forms, as the proofs end with them."""
-    log, m = math.log(horizon), math.ceil(s**2)
+    log = math.log(horizon)
+    m = math.ceil(s**2)
     if preset == "sdp-ae":
         return 2 * math.sqrt((128 + 512 * s**2 / m) * arms * horizon * log) + m * arms + 4 / horizon
     return math.sqrt(2048 * arms * horizon * log) + 64 * math.sqrt(2) * arms * s * log + 4 / horizon

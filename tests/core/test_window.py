@@ -59,7 +59,7 @@ def test_first_m_valid_distinct(size: int, reports: list[Report]) -> None:
     window = fresh(size)
     chosen: dict[int, tuple[int, int]] = {}
     for offset, (number, ones) in enumerate(reports):
-        if 0 <= ones <= window.bits and number not in chosen and len(chosen) < size:
+        if 0 <= ones <= window.max_ones and number not in chosen and len(chosen) < size:
             chosen[number] = (ones, offset)
     offsets = [offset for _, offset in chosen.values()]
 
@@ -86,8 +86,8 @@ def test_out_of_range(ones: int) -> None:
 
     assert window.accept(identity(1), ones, 0, 0) is Refusal.OUT_OF_RANGE
     assert window.accept(identity(1), 0, 1, 0) is None
-    assert window.accept(identity(2), window.bits, 2, 0) is None
-    assert window.accept(identity(3), window.bits + 1, 3, 0) is Refusal.OUT_OF_RANGE
+    assert window.accept(identity(2), window.max_ones, 2, 0) is None
+    assert window.accept(identity(3), window.max_ones + 1, 3, 0) is Refusal.OUT_OF_RANGE
     assert len(window.ids) == 2
 
 
@@ -124,7 +124,8 @@ def test_restart_changes_nothing(
     untouched = fill(fresh(size), reports)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows, "MAX_DELTA_IDS", piece + 1)
-        window, stored = fresh(size), []
+        window = fresh(size)
+        stored = []
         crash = data.draw(st.integers(0, len(reports)))
         saved = 0
         release = None
@@ -216,7 +217,8 @@ def test_together_as_one_by_one(
     size: int, chunks: list[list[Report]], saved: int, back: int
 ) -> None:
     """Chunks count as their reports one by one; so they do when some are read again."""
-    single, many = fresh(size), fresh(size)
+    single = fresh(size)
+    many = fresh(size)
     offset = 0
     for number, chunk in enumerate(chunks):
         if number == saved:

@@ -19,7 +19,8 @@ FOLDER = ROOT / "deploy" / "screenshots"
 OBSERVE = ROOT / "deploy" / "observe.py"
 COMMAND = (sys.executable, "-u", str(OBSERVE), "--free-ports", "--rate", "45")
 LOADING = '[aria-label="Panel loading bar"]'
-WIDTH, HEIGHT = 1280, 1400
+WIDTH = 1280
+HEIGHT = 1400
 
 
 def take(browser: Browser, name: str) -> None:
@@ -57,7 +58,8 @@ def look(browser: Browser, address: str) -> None:
 
 
 def main() -> None:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    chromium = shutil.which("chromium")
+    driver = shutil.which("chromedriver")
     assert chromium, "apt-get install chromium"
     assert driver, "apt-get install chromium-driver"
     assert shutil.which("grafana"), "grafana: not in PATH"

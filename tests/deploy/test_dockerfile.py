@@ -51,7 +51,8 @@ def test_settings_and_ports() -> None:
     (environment,) = values("ENV")
     given = dict(pair.split("=", 1) for pair in environment.split())
     ours = {name: value for name, value in given.items() if name.startswith("SHUFFLEBANDIT_")}
-    settings, plain = load_settings(None, ours), Settings()
+    settings = load_settings(None, ours)
+    plain = Settings()
 
     assert settings.monitor.host == settings.metrics.host == "0.0.0.0"  # noqa: S104
     assert settings != plain

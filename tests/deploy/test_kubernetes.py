@@ -108,7 +108,8 @@ def test_probes(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_no_rights(role: str) -> None:
     """Not root, nothing to write to, no way to more rights, no token, limits."""
-    whole, own = pod(role)["securityContext"], container(role)["securityContext"]
+    whole = pod(role)["securityContext"]
+    own = container(role)["securityContext"]
 
     assert whole["runAsNonRoot"] is True
     assert whole["runAsUser"] == 65534

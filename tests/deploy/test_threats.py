@@ -55,7 +55,8 @@ def test_the_readme_has_the_same_figures() -> None:
 def test_laplace_by_its_closed_form(honest: int) -> None:
     """Below the honest fraction the loss is ln f(0)/f(1) of two negative binomials' difference."""
     mechanism = laplace()
-    shape, stop = honest / mechanism.promise.honest, 1 - math.exp(-float(threats.EPSILON))
+    shape = honest / mechanism.promise.honest
+    stop = 1 - math.exp(-float(threats.EPSILON))
     masses = nbinom(shape, stop).pmf(np.arange(400))
     difference = [masses[: 400 - d] @ masses[d:] for d in (0, 1)]
     found = threats.epsilon_left(threats.delta_left(mechanism, honest), float(threats.DELTA))
@@ -87,7 +88,8 @@ def test_the_promise_holds_at_the_honest_fraction() -> None:
 @pytest.mark.parametrize("users", threats.SIZES)
 def test_false_reports_reach_as_far_as_stated(users: int) -> None:
     """The formulas beside the table, and the estimate of a sum in which one report is false."""
-    forged, honest = laplace(users), binomial(users)
+    forged = laplace(users)
+    honest = binomial(users)
     flat = honest.success_numerator == 1 << 63
     share = honest.trials / 2 if flat else honest.success
     formula = 1 + honest.trials / 2 if flat else 2 - honest.success
@@ -96,6 +98,6 @@ def test_false_reports_reach_as_far_as_stated(users: int) -> None:
     assert threats.reach(honest) == pytest.approx(formula)
     for mechanism, mean in ((forged, forged.clip), (honest, share)):
         rest = round(mean * (users - 1))
-        highest = mechanism.debias(rest + mechanism.bits) - mechanism.debias(rest) - mean
+        highest = mechanism.debias(rest + mechanism.max_ones) - mechanism.debias(rest) - mean
 
         assert highest <= threats.reach(mechanism) + 1e-9

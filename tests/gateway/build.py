@@ -12,8 +12,8 @@ import aiohttp
 
 from stream_app.errors import Unavailable
 from stream_app.gateway import Gateway
-from stream_app.gateway.assignments import Board
-from stream_app.gateway.mixer import Full, Outbox
+from stream_app.gateway.assignments import AssignmentCache
+from stream_app.gateway.mixer import Full, Mixer
 from stream_app.local.broker import free_port
 from stream_app.settings import Settings
 from stream_app.wire.assignment import decode_offer
@@ -22,7 +22,7 @@ from tests.producers.build import assignment, banners
 ORIGIN = "https://shop.example"
 
 
-class FakeBoard(Board):
+class FakeAssignments(AssignmentCache):
     """Assignments that a test posts."""
 
     async def run(self) -> None:
@@ -34,7 +34,7 @@ class FakeBoard(Board):
         self.loaded.set()
 
 
-class FakeOutbox(Outbox):
+class FakeMixer(Mixer):
     """Kafka, as far as the gateway sees it."""
 
     def __init__(self, settings: Settings) -> None:
@@ -68,18 +68,19 @@ class Site:
     """A running gateway and somebody who talks to it."""
 
     def __init__(self, gateway: Gateway, session: aiohttp.ClientSession) -> None:
-        self.gateway, self._session = gateway, session
+        self.gateway = gateway
+        self._session = session
         self.url = f"http://127.0.0.1:{gateway.settings.port}"
 
     @property
-    def board(self) -> FakeBoard:
-        assert isinstance(self.gateway.board, FakeBoard)
-        return self.gateway.board
+    def assignments(self) -> FakeAssignments:
+        assert isinstance(self.gateway.assignments, FakeAssignments)
+        return self.gateway.assignments
 
     @property
-    def outbox(self) -> FakeOutbox:
-        assert isinstance(self.gateway.outbox, FakeOutbox)
-        return self.gateway.outbox
+    def mixer(self) -> FakeMixer:
+        assert isinstance(self.gateway.mixer, FakeMixer)
+        return self.gateway.mixer
 
     def get(self, path: str, **headers: str) -> Any:
         return self._session.get(self.url + path, headers=headers)
@@ -112,14 +113,14 @@ async def running(
 ) -> AsyncIterator[Site]:
     """A gateway that has read an assignment."""
     made = settings(**gateway)
-    edge = Gateway(made, pages, FakeBoard(made.kafka), FakeOutbox(made))
+    edge = Gateway(made, pages, FakeAssignments(made.kafka), FakeMixer(made))
     stop = asyncio.Event()
     task = asyncio.ensure_future(edge.run(stop))
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
         site = Site(edge, session)
         if posted:
-            site.board.post(value or assignment())
+            site.assignments.post(value or assignment())
         await listening(made.gateway.port)
         try:
             yield site

@@ -32,7 +32,8 @@ pytestmark = pytest.mark.slow
 def description() -> Iterator[Any]:
     """The description of a gateway that runs in a thread of its own."""
     found: list[str] = []
-    ready, stop = threading.Event(), []
+    ready = threading.Event()
+    stop = []
 
     async def serve() -> None:
         end = asyncio.Event()

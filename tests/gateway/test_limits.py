@@ -31,7 +31,7 @@ async def test_many_idle_connections() -> None:
     limits = {"max_connections": IDLE + 10, "body_timeout_s": 300, "idle_timeout_s": 300}
     try:
         async with running(**limits) as site, idlers(site) as idle:
-            door = site.gateway.door
+            door = site.gateway.limits
             took = [await _served(site) for _ in range(20)]
             assert IDLE <= len(door) <= IDLE + 10
             assert door.evicted == 0
@@ -58,7 +58,7 @@ async def idlers(site: Site) -> AsyncIterator[asyncio.subprocess.Process]:
     try:
         assert await process.stdout.readline() == b"open\n"
         async with asyncio.timeout(30):
-            while len(site.gateway.door) < IDLE:  # noqa: ASYNC110
+            while len(site.gateway.limits) < IDLE:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         yield process
     finally:

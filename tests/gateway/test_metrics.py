@@ -66,7 +66,7 @@ async def test_requests_and_reports_by_outcome() -> None:
 async def test_reports_that_kafka_did_not_take(fails: Exception) -> None:
     """Turned away, all of the request: the sender sends all of it again."""
     async with running() as site:
-        site.outbox.fails = fails
+        site.mixer.fails = fails
         async with site.post(body(report(), report(ones=-1))) as answer:
             assert answer.status == 503
 
@@ -76,7 +76,7 @@ async def test_reports_that_kafka_did_not_take(fails: Exception) -> None:
 async def test_how_things_stand() -> None:
     """Open connections and held reports, as they come and go."""
     async with running() as site:
-        site.outbox.waiting = 7
+        site.mixer.waiting = 7
         async with site.get("/v1/experiments/test/events") as stream:
             await stream.content.readline()
             open_now = scraped(site.gateway)

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from stream_app.errors import Unavailable
-from stream_app.gateway.limits import Bucket, Door
-from stream_app.gateway.mixer import Full, Outbox, shuffled
+from stream_app.gateway.limits import Bucket, ConnectionLimits
+from stream_app.gateway.mixer import Full, Mixer, shuffled
 from stream_app.settings import Settings
 from tests.gateway.build import settings
 
@@ -49,7 +49,7 @@ class Producer:
         return asyncio.ensure_future(self.acknowledged.wait())
 
 
-class Opened(Outbox):
+class Opened(Mixer):
     """An outbox that sends to the test's producer."""
 
     def __init__(self, given: Settings, producer: Producer) -> None:
@@ -174,7 +174,7 @@ class Line:
 
 def test_the_longest_idle_connection_makes_room() -> None:
     """A new connection comes in while any is idle; busy ones are never closed."""
-    door = Door(settings(max_connections=3).gateway, lambda: 0.0)
+    door = ConnectionLimits(settings(max_connections=3).gateway, lambda: 0.0)
     lines = [Line() for _ in range(6)]
     assert [door.enter(line) for line in lines[:3]] == [True] * 3
     door.busy(lines[0])

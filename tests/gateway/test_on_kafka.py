@@ -34,7 +34,8 @@ def with_gateway(settings: Settings, **gateway: Any) -> Settings:
 
 @contextlib.asynccontextmanager
 async def serving(settings: Settings, pages: Any = None) -> AsyncIterator[Gateway]:
-    edge, stop = Gateway(settings, pages), asyncio.Event()
+    edge = Gateway(settings, pages)
+    stop = asyncio.Event()
     task = asyncio.ensure_future(edge.run(stop))
     try:
         await listening(settings.gateway.port)

@@ -17,7 +17,7 @@ from tests.gateway.build import assignment, batch_of, report
 from tests.producers.build import changed
 
 POSTING = posted(decode_offer(assignment()), 3)
-BITS = POSTING.bits[batch_of()]
+BITS = POSTING.max_ones[batch_of()]
 assert BITS is not None
 
 

@@ -45,7 +45,7 @@ async def test_reports_are_answered_with_their_outcomes() -> None:
             assert answer.status == 422
         async with site.post(body(*[report() for _ in range(1000)])) as answer:
             assert (await answer.json())["outcomes"] == ["accepted"] * 1000
-        [(partition, key, value), *rest] = site.outbox.sent
+        [(partition, key, value), *rest] = site.mixer.sent
 
     assert (partition, key) == (3, b"test")
     assert orjson.loads(value)["ones"] == 3
@@ -56,11 +56,11 @@ async def test_reports_are_answered_with_their_outcomes() -> None:
 async def test_kafka_slow_or_away(fails: Exception) -> None:
     """503 and when to come again; nothing is queued."""
     async with running() as site:
-        site.outbox.fails = fails
+        site.mixer.fails = fails
         async with site.post(body(report())) as answer:
             assert answer.status == 503
             assert 1 <= int(answer.headers["Retry-After"]) <= 5
-        site.outbox.fails = None
+        site.mixer.fails = None
         async with site.post(body(report())) as answer:
             assert answer.status == 202
 
@@ -72,7 +72,7 @@ async def test_before_the_assignments_are_read() -> None:
             assert (answer.status, "Retry-After" in answer.headers) == (503, True)
         async with site.post(body(report())) as answer:
             assert answer.status == 503
-        site.board.post(assignment(banners("other")), "other")
+        site.assignments.post(assignment(banners("other")), "other")
         async with site.get("/v1/experiments/test") as answer:
             assert answer.status == 404
 
@@ -110,7 +110,7 @@ async def test_origins() -> None:
             async with site.post(body(report()), Origin=other) as answer:
                 assert answer.status == 403
                 assert "Access-Control-Allow-Origin" not in answer.headers
-        assert site.outbox.sent == []
+        assert site.mixer.sent == []
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ async def test_a_stream_of_changes() -> None:
             assert stream.headers["Access-Control-Allow-Origin"] == ORIGIN
             first = await _event(stream)
             raw = orjson.loads(assignment()) | {"state": "decided", "open": [], "serve": "arm-1"}
-            site.board.post(orjson.dumps(raw))
+            site.assignments.post(orjson.dumps(raw))
             second = await _event(stream)
         again = {"Last-Event-ID": second["id"]}
         async with site.get("/v1/experiments/test/events", **again) as stream:
@@ -224,7 +224,7 @@ async def test_nothing_of_a_sender_is_written(
         async with site.post(body(sent), **marks) as answer:
             assert answer.status == 500
         await site.raw(b"GET / HTTP/9.9\r\nagent-mark: 10.9.8.7\r\n\r\n")
-        stored = b"".join(value for _, _, value in site.outbox.sent).decode()
+        stored = b"".join(value for _, _, value in site.mixer.sent).decode()
 
     lines = [r.getMessage() for r in caplog.records if not r.name.startswith("asyncio")]
     assert lines == ["gateway: a request failed: ZeroDivisionError"]

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from aiokafka import TopicPartition
 
-from producers.transport import KafkaLink
+from producers.transport import KafkaTransport
 from stream_app import kafka, registry
 from stream_app.core.terms import parse
 from stream_app.local.broker import LocalBroker, free_port
@@ -171,7 +171,8 @@ def overload(minutes: float) -> None:
                 watch.look(sent.value)
                 time.sleep(_EVERY_S)
         assert [sender.exitcode for sender in senders] == [0, 0]
-        taken, total = watch.taken(), sent.value
+        taken = watch.taken()
+        total = sent.value
         print(f"sent {total / taken:.2f} times what was taken in that time")
         assert total > 2 * taken, "the senders were not twice as fast: this shows too little"
         catch_up(watch, total)
@@ -215,12 +216,12 @@ def _sender(settings: Settings, name: str, ends: float, sent: "Synchronized[int]
 
 async def _flood(settings: Settings, name: str, ends: float, sent: "Synchronized[int]") -> None:
     """Reports to the batch that was open when each chunk began: many will be late, none lost."""
-    link = KafkaLink(settings.kafka, name)
-    await link.open()
+    transport = KafkaTransport(settings.kafka, name)
+    await transport.open()
     newest: list[bytes] = []
 
     async def follow() -> None:
-        async for value in link.follow():
+        async for value in transport.follow():
             newest[:] = [value or b""]
 
     following = asyncio.ensure_future(follow())
@@ -230,7 +231,7 @@ async def _flood(settings: Settings, name: str, ends: float, sent: "Synchronized
         sending: list[asyncio.Future[None]] = []
         while time.monotonic() < ends:
             batch = parse(decode_offer(newest[0]).open[0][1])
-            sending.append(asyncio.ensure_future(link.send([rows(batch, _CHUNK)])))
+            sending.append(asyncio.ensure_future(transport.send([rows(batch, _CHUNK)])))
             if len(sending) == 3:
                 await sending.pop(0)
                 with sent.get_lock():
@@ -242,7 +243,7 @@ async def _flood(settings: Settings, name: str, ends: float, sent: "Synchronized
                 sent.value += _CHUNK
     finally:
         following.cancel()
-        await link.close()
+        await transport.close()
 
 
 def main() -> None:

@@ -67,7 +67,8 @@ class Worker:
 
     def __init__(self, settings: Settings, roles: str, log: Path) -> None:
         self._arguments = [sys.executable, "-m", "stream_app", "run", "--roles", roles]
-        self._environment, self.log = environment(settings), log
+        self._environment = environment(settings)
+        self.log = log
         self.start()
 
     def start(self) -> None:
@@ -163,7 +164,8 @@ async def left_out(settings: Settings, name: str, sums: Sequence[Sum]) -> list[s
 
     `audit` cannot say so, as a sender could guess at a batch that is not open yet. No test does.
     """
-    key, missing = name.encode(), {one.batch_id: one for one in sums}
+    key = name.encode()
+    missing = {one.batch_id: one for one in sums}
     partition = kafka.partition_of(name, await kafka.partition_count(settings.kafka))
     found = []
     reading = read_partition(settings.kafka, "reports", partition, committed=False)
@@ -172,7 +174,11 @@ async def left_out(settings: Settings, name: str, sums: Sequence[Sum]) -> list[s
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 batch_id, _, ones = decode_report(record.value)
                 one = missing.get(batch_id)
-                if record.key == key and one is not None and 0 <= ones <= one.terms.mechanism.bits:
+                if (
+                    record.key == key
+                    and one is not None
+                    and 0 <= ones <= one.terms.mechanism.max_ones
+                ):
                     del missing[batch_id]
                     if record.offset != one.first.offset:
                         found.append(

@@ -37,7 +37,9 @@ class Clients:
     def __init__(
         self, settings: Settings, producer: AIOKafkaProducer, reader: AIOKafkaConsumer
     ) -> None:
-        self.settings, self.producer, self.reader = settings, producer, reader
+        self.settings = settings
+        self.producer = producer
+        self.reader = reader
         reader.assign([TopicPartition(kafka.topic(settings.kafka, "assignments"), 0)])
         self.newest: dict[str, Assignment] = {}
         self.copy = partition_log.Kafka(topics={"reports": []})
@@ -62,7 +64,7 @@ class Clients:
         sent = []
         for number in range(self.filled.get(terms.batch_id, 0), upto):
             self.next_id += 1
-            ones = terms.mechanism.bits // 2 + number % 2
+            ones = terms.mechanism.max_ones // 2 + number % 2
             value = encode_report(terms.batch_id, partition_log.report_id(self.next_id), ones)
             key = terms.experiment.encode()
             name = kafka.topic(self.settings.kafka, "reports")
@@ -85,7 +87,8 @@ class Clients:
 async def bounds(settings: Settings) -> tuple[int, int]:
     place = TopicPartition(kafka.topic(settings.kafka, "reports"), 0)
     async with kafka.consumer(settings.kafka, committed=False) as reader:
-        first, end = await reader.beginning_offsets([place]), await reader.end_offsets([place])
+        first = await reader.beginning_offsets([place])
+        end = await reader.end_offsets([place])
     return first[place], end[place]
 
 
@@ -137,10 +140,8 @@ async def test_no_report_is_left(broker: LocalBroker, tmp_path: Path) -> None:
     assert kills == 4
     assert 0 < early < whole
     for name in ("busy", "stalled"):
-        verified, audited = (
-            await verify(settings.kafka, name),
-            await audit(settings.kafka, name),
-        )
+        verified = await verify(settings.kafka, name)
+        audited = await audit(settings.kafka, name)
         assert verified.differences == audited.differences == ()
         assert len(audited.unchecked) == verified.batches > 5
         assert "its reports were deleted" in audited.unchecked[0]

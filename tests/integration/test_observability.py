@@ -229,10 +229,13 @@ async def experiments_agree(run: Run) -> None:
     """Per experiment and arm: state, users, batches, estimates, regret."""
     found = run.scrape()
     for assignment in run.ended:
-        defined_as, state = assignment.experiment, assignment.state
+        defined_as = assignment.experiment
+        state = assignment.state
         name = defined_as.name
-        agent, users = Agent(defined_as), [arm.users for arm in state.arms]
-        means, intervals = agent.means(state), agent.intervals(state)
+        agent = Agent(defined_as)
+        users = [arm.users for arm in state.arms]
+        means = agent.means(state)
+        intervals = agent.intervals(state)
         batches, _ = await check(run.settings, [name])
         assert defined_as.simulation is not None
         expected = {

@@ -144,7 +144,8 @@ async def test_a_killed_replay_goes_on(broker: LocalBroker, tmp_path: Path) -> N
     await topics(settings, 2)
     path = write_drawn(tmp_path / "log.csv", 2, 60_000, (0.3, 0.29, 0.29))
     (tmp_path / "killed.toml").write_text(DEFINITION)
-    position, key = tmp_path / "at", ""
+    position = tmp_path / "at"
+    key = ""
     command = [
         sys.executable, "-m", "stream_app", "replay", str(path), "--json",
         "-e", str(tmp_path / "killed.toml"), "--position", str(position),
@@ -212,7 +213,9 @@ def test_two_million_rows_with_known_means(tmp_path: Path) -> None:
     import pyarrow as pa
     from pyarrow import csv
 
-    rng, rows, means = np.random.default_rng(21), 2_000_000, np.array([0.050, 0.040, 0.035])
+    rng = np.random.default_rng(21)
+    rows = 2_000_000
+    means = np.array([0.050, 0.040, 0.035])
     arms = rng.integers(0, 3, rows)
     columns = {
         "arm": pa.DictionaryArray.from_arrays(arms, ["a", "b", "c"]).cast(pa.string()),

@@ -147,7 +147,9 @@ def test_the_command_grants_as_the_administrator_only(secured: Secured) -> None:
         arguments = ["acls", "apply", "--principal", "client=User:web"]
         return CliRunner().invoke(cli.cli, arguments, env=environment(secured.settings(user)))
 
-    refused, first, again = apply("operator"), apply("admin"), apply("admin")
+    refused = apply("operator")
+    first = apply("admin")
+    again = apply("admin")
 
     assert "may not see or change rules" in str(refused.exception)
     assert [

@@ -163,7 +163,8 @@ async def test_stalled_experiment_does_not_hold_the_restart_back(
     """Beside a busy experiment, a restart rereads about max_reread_records, not all."""
     settings = settings_for(broker.bootstrap, max_reread_records=3_000)
     await topics(settings, 1)
-    stalled, busy = experiment("stalled"), experiment("busy", horizon=60_000, means=[0.5] * 3)
+    stalled = experiment("stalled")
+    busy = experiment("busy", horizon=60_000, means=[0.5] * 3)
     with workers(settings, tmp_path, "shuffle", "agent") as running:
         for definition in (stalled, busy):
             await registry.create(settings.kafka, definition)

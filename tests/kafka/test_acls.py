@@ -91,7 +91,8 @@ def test_a_principal_is_one_user_with_a_role(text: str) -> None:
 )
 def test_rules_that_reach_a_topic(name: str, pattern: acls.Pattern, meets: bool) -> None:
     """By its name, by a prefix of it, or by the star."""
-    read, topics = acls.Operation.Read, acls.Resource.topics
+    read = acls.Operation.Read
+    topics = acls.Resource.topics
     ours = acls.Right(topics, acls.Pattern.LITERAL, "shop.reports", acls.Operation.Write)
 
     assert meets == acls.Right(topics, pattern, name, read).meets(ours)
@@ -149,7 +150,8 @@ def test_credentials_that_would_not_be_used_are_refused(changes: dict[str, objec
 
 def test_an_encrypted_key_does_not_ask_for_its_password(tmp_path: Path) -> None:
     """A service has nobody to ask."""
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    key = tmp_path / "key.pem"
+    certificate = tmp_path / "certificate.pem"
     made = ["-keyout", key, "-out", certificate, "-passout", f"pass:{SECRET}", "-subj", "/CN=x"]
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", *made], check=True)
     with pytest.raises(ConfigurationError, match="encrypted"):

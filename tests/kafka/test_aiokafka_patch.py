@@ -76,7 +76,9 @@ def test_damage_on_the_way_is_not_hidden() -> None:
 
 # -- by column -----------------------------------------------------------------------------------
 
-LENGTH, KEY, NOW_MS = 20, b"demo", 1_700_000_000_123
+LENGTH = 20
+KEY = b"demo"
+NOW_MS = 1_700_000_000_123
 LOG_TIME = 0x08  # attribute
 
 

@@ -159,7 +159,8 @@ async def test_an_open_transaction_is_the_end(writer: Writer) -> None:
     async with kafka.producer(writer.settings, **options) as producer:
         await producer.begin_transaction()
         await producer.send_and_wait(topic, b"open", partition=writer.partition)
-        committed, uncommitted = await values(writer), await values(writer, committed=False)
+        committed = await values(writer)
+        uncommitted = await values(writer, committed=False)
         await producer.abort_transaction()
 
     assert [b"before"] == committed
@@ -212,7 +213,9 @@ class Scripted:
     """A consumer whose end is 5. A poll sees that a fetch was "answered", or gets the "record"."""
 
     def __init__(self, *polls: str) -> None:
-        self._polls, self._answers, self._position = iter(polls), 0, 0
+        self._polls = iter(polls)
+        self._answers = 0
+        self._position = 0
 
     async def beginning_offsets(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(places, 0)

@@ -41,13 +41,15 @@ def test_counts_survive_a_partition() -> None:
     """What a partition counted stays when it closes; a new one begins at 0 and adds to it."""
     metrics = Metrics()
     stage = metrics.stage("shuffle")
-    first, second = Partition(accepted=10, late=2), Partition()
+    first = Partition(accepted=10, late=2)
+    second = Partition()
     stage.opened(0, first)
     scraped(metrics)
     first.accepted = 15
     stage.closed(0)
     stage.opened(0, second)
-    second.accepted, second.refused = 4, 1
+    second.accepted = 4
+    second.refused = 1
 
     now = scraped(metrics)
 
@@ -85,7 +87,8 @@ def test_levels_are_of_the_open_partitions() -> None:
 def test_times() -> None:
     """Seconds between Kafka timestamps, never negative; an unknown opening is left out."""
     metrics = Metrics()
-    shuffle, agent = metrics.stage("shuffle"), metrics.stage("agent")
+    shuffle = metrics.stage("shuffle")
+    agent = metrics.stage("agent")
     shuffle.wrote(Released(1_000, 2_000, 5_000), "sums", 100, 5_500)
     shuffle.wrote(Released(None, 2_000, 9_000), "sums", 100, 8_000)
     shuffle.wrote(None, "windows", 4_000, 9_000)

@@ -33,7 +33,8 @@ def test_ready_with_all_partitions_open_and_transactions_through() -> None:
     life = session()
     assert life.unready() == "its share of the partitions"
 
-    life._joined, life._assigned = True, {1, 2}
+    life._joined = True
+    life._assigned = {1, 2}
     assert life.unready() == "2 partitions to be opened"
 
     life._assigned = set()

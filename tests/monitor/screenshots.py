@@ -46,7 +46,8 @@ def until_served(address: str) -> None:
 
 
 def main() -> None:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    chromium = shutil.which("chromium")
+    driver = shutil.which("chromedriver")
     assert chromium, "apt-get install chromium"
     assert driver, "apt-get install chromium-driver"
     demo = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True)

@@ -46,7 +46,8 @@ class Run:
     """An experiment as both stages would write it, one released batch at a time."""
 
     def __init__(self, experiment: Experiment, seed: int = 3) -> None:
-        self.experiment, self._source = experiment, random.Random(seed)
+        self.experiment = experiment
+        self._source = random.Random(seed)
         self._agent = Agent(experiment)
         self.state: State = self._agent.begin()
 
@@ -60,7 +61,8 @@ class Run:
         while self.state.open:
             batch = self.state.open[0]
             terms = terms_of(self.experiment, batch)
-            mean, deviation = means[batch.arm] * batch.size, (batch.size * 0.2) ** 0.5
+            mean = means[batch.arm] * batch.size
+            deviation = (batch.size * 0.2) ** 0.5
             wanted = self._source.gauss(mean, deviation)
             # Both mechanisms take off the same amount from every total.
             total = round(wanted - terms.mechanism.debias(0))
@@ -95,7 +97,8 @@ class FakeSums:
     """A transcript from memory; None stands for a Kafka that is away."""
 
     def __init__(self, *chunks: bytes | None) -> None:
-        self.chunks, self.asked = chunks, list[tuple[str, int | None]]()
+        self.chunks = chunks
+        self.asked = list[tuple[str, int | None]]()
         self.closed = 0
 
     async def lines(self, name: str, start: int | None) -> AsyncGenerator[bytes, None]:
@@ -114,7 +117,9 @@ class Site:
 
     def __init__(self, **changes: Any) -> None:
         self.settings = MonitorSettings(port=free_port(), **changes)
-        self.view, self.health, self.sums = View(), FakeHealth(), FakeSums(b'{"offset":0}\n')
+        self.view = View()
+        self.health = FakeHealth()
+        self.sums = FakeSums(b'{"offset":0}\n')
         self.streams: Streams
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)

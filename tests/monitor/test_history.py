@@ -28,7 +28,8 @@ def test_a_whole_run() -> None:
 
     shown = track.shown(agent)
 
-    means, intervals = agent.means(run.state), agent.intervals(run.state)
+    means = agent.means(run.state)
+    intervals = agent.intervals(run.state)
     for points, mean, (lower, upper) in zip(shown, means, intervals, strict=True):
         assert points[-1][1:] == pytest.approx((mean, lower, upper), abs=1e-5)
         assert points == sorted(points, key=lambda point: point[0])

@@ -20,7 +20,8 @@ MEANS = (0.7, 0.2)
 def total_for(mechanism_size: int, mean: float, of: Assignment) -> int:
     """The total of ones that debiases to about this mean."""
     mechanism = of.terms(of.state.open[0]).mechanism
-    low, high = 0, mechanism_size * mechanism.bits
+    low = 0
+    high = mechanism_size * mechanism.max_ones
     while low < high:
         middle = (low + high) // 2
         if mechanism.debias(middle) < mean * mechanism_size:
@@ -66,7 +67,8 @@ def test_shows_a_new_experiment() -> None:
 def test_follows_sums_and_assignments() -> None:
     """Means and intervals are the agent's; the regret counts each arm's users by its gap."""
     defined = experiment(horizon=10_000, means=MEANS)
-    state, view = Agent(defined).begin(), View()
+    state = Agent(defined).begin()
+    view = View()
     sizes = []
     for mean, at_ms in zip(MEANS, (1_000, 2_000), strict=True):
         view.sum(release(Assignment(defined, state), mean), at_ms)

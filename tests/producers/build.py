@@ -1,4 +1,4 @@
-"""Assignments and a link without Kafka for the tests of the client. Nothing here is under test."""
+"""Assignments and a transport without Kafka, for the client. Nothing here is under test."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from producers.client_state import Desk
+from producers.client_state import ClientState
 from producers.store import Budget, MemoryStore, Store
 from producers.transport import Acknowledged
 from stream_app.core.agents import Agent, State
@@ -56,11 +56,11 @@ class Clock:
 
 
 def split(parts: Iterable[Rows]) -> list[bytes]:
-    """The reports that a link is given."""
+    """The reports that a transport is given."""
     return [row.tobytes() for rows in parts for row in rows]
 
 
-class FakeLink:
+class FakeTransport:
     """Kafka, as far as a client sees it."""
 
     def __init__(self, *values: bytes) -> None:
@@ -100,7 +100,7 @@ class FakeLink:
         return [decode_report(value)[2] for value in self.sent]
 
 
-def desk(
+def state(
     *values: bytes,
     store: Store | None = None,
     limits: Limits | None = None,
@@ -108,9 +108,9 @@ def desk(
     clock: Callable[[], int] | None = None,
     max_waiting: int = 1000,
     name: str = NAME,
-) -> Desk:
-    """A desk that has followed these assignments."""
-    made = Desk(
+) -> ClientState:
+    """A state that has followed these assignments."""
+    made = ClientState(
         name, limits or Limits(), store or MemoryStore(), budget or Budget(), max_waiting,
         clock or Clock(),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from producers.batches import Draws, Offers
+from producers.batches import Draws, OpenBatches
 from stream_app.core.agents import Agent, Status
 from stream_app.core.terms import Limits
 from stream_app.errors import InvalidInput
@@ -42,7 +42,7 @@ TAMPERED: dict[str, tuple[Callable[[dict[str, Any]], None], str | None]] = {
 @pytest.mark.parametrize("what", TAMPERED)
 def test_terms_that_do_not_hash_to_their_id_are_refused(what: str) -> None:
     """Whatever was changed: no batch is open, nothing is drawn."""
-    offers = Offers(NAME, Limits(), no_entropy)
+    offers = OpenBatches(NAME, Limits(), no_entropy)
 
     reasons = offers.take(decode_offer(changed(assignment(), TAMPERED[what][0], rehash=False)))
 
@@ -55,7 +55,7 @@ def test_terms_that_do_not_hash_to_their_id_are_refused(what: str) -> None:
 def test_terms_that_hash_but_do_not_hold_are_refused(what: str) -> None:
     """A malicious agent makes the id fit; the certificate or the limits do not."""
     change, reason = TAMPERED[what]
-    offers = Offers(NAME, Limits(), no_entropy)
+    offers = OpenBatches(NAME, Limits(), no_entropy)
 
     reasons = offers.take(decode_offer(changed(assignment(), change, rehash=True)))
 
@@ -66,7 +66,7 @@ def test_terms_that_hash_but_do_not_hold_are_refused(what: str) -> None:
 
 def test_the_clients_own_limits_hold() -> None:
     """Valid terms above a limit are refused."""
-    offers = Offers(NAME, replace(Limits(), max_epsilon=Decimal("0.4")), no_entropy)
+    offers = OpenBatches(NAME, replace(Limits(), max_epsilon=Decimal("0.4")), no_entropy)
 
     (reason,) = offers.take(decode_offer(assignment()))
 
@@ -75,8 +75,9 @@ def test_the_clients_own_limits_hold() -> None:
 
 def test_second_terms_under_a_known_number_are_refused() -> None:
     """Both sets are valid; the first stands, the same again is no new one."""
-    offers = Offers(NAME, Limits())
-    first, second = assignment(), assignment(banners(epsilon="0.6"))
+    offers = OpenBatches(NAME, Limits())
+    first = assignment()
+    second = assignment(banners(epsilon="0.6"))
 
     assert offers.take(decode_offer(first)) == []
     (reason,) = offers.take(decode_offer(second))
@@ -91,7 +92,7 @@ def test_an_older_number_is_refused() -> None:
     experiment = banners()
     agent = Agent(experiment)
     later = agent.fold(agent.begin(), 1, 30.0)
-    offers = Offers(NAME, Limits())
+    offers = OpenBatches(NAME, Limits())
 
     offers.take(decode_offer(assignment(experiment, later)))
     (reason,) = offers.take(decode_offer(assignment(experiment)))
@@ -101,7 +102,7 @@ def test_an_older_number_is_refused() -> None:
 
 def test_a_refusal_is_counted_once() -> None:
     """The same bad terms in the next assignment are no news."""
-    offers = Offers(NAME, Limits())
+    offers = OpenBatches(NAME, Limits())
     bad = decode_offer(changed(assignment(), halve_clip, rehash=True))
 
     assert len(offers.take(bad)) == 1
@@ -112,12 +113,12 @@ def test_a_refusal_is_counted_once() -> None:
 def test_another_experiments_assignment_is_refused() -> None:
     """Its key and its content must agree."""
     with pytest.raises(InvalidInput, match="other"):
-        Offers(NAME, Limits()).take(decode_offer(assignment(banners("other"))))
+        OpenBatches(NAME, Limits()).take(decode_offer(assignment(banners("other"))))
 
 
 def test_open_batches_are_chosen_by_their_sizes() -> None:
     """Two batches of equal size: 10 000 choices within 5 standard deviations (p < 1e-6)."""
-    offers = Offers(NAME, Limits())
+    offers = OpenBatches(NAME, Limits())
     offers.take(decode_offer(assignment(banners(order="interleaved"))))
 
     picked = [offers.pick() for _ in range(10_000)]
@@ -131,7 +132,7 @@ def test_after_the_decision_its_arm_is_served() -> None:
     """No batch, and the arm that the agent names."""
     experiment = banners()
     decided = replace(Agent(experiment).begin(), status=Status.DECIDED, open=(), serve=1)
-    offers = Offers(NAME, Limits())
+    offers = OpenBatches(NAME, Limits())
     offers.take(decode_offer(assignment(experiment, decided)))
 
     assert offers.pick() is None
@@ -141,7 +142,7 @@ def test_after_the_decision_its_arm_is_served() -> None:
 def test_a_forked_child_draws_its_own_randomness() -> None:
     """Ids and noise that the parent has drawn ahead are forgotten in the child."""
     draws = Draws()
-    offers = Offers(NAME, Limits())
+    offers = OpenBatches(NAME, Limits())
     offers.take(decode_offer(assignment()))
     batch = offers.pick()
     assert batch is not None

@@ -1,4 +1,4 @@
-"""The client with a link that the test holds: sending, retries, restarts, logs."""
+"""The client with a transport that the test holds: sending, retries, restarts, logs."""
 
 import asyncio
 import logging
@@ -16,71 +16,71 @@ from stream_app.errors import Unavailable
 from stream_app.kafka.record_batches import Rows
 from stream_app.settings import KafkaSettings, Settings
 from stream_app.wire.report import REPORT_BYTES, decode_report
-from tests.producers.build import NAME, Clock, FakeLink, assignment, banners, changed
+from tests.producers.build import NAME, Clock, FakeTransport, assignment, banners, changed
 
 SETTINGS = Settings(kafka=KafkaSettings(connect_timeout_s=0.2))
 
 
 async def test_ten_lines_are_enough() -> None:
     """Choose, report, done: the report is with Kafka when the client has closed."""
-    link = FakeLink(assignment())
-    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
+    transport = FakeTransport(assignment())
+    async with Client(SETTINGS, NAME, store=MemoryStore(), transport=transport) as client:
         shown = client.choose("ada")
         client.report(shown, 1)
 
-    ((batch_id, report_id, _),) = [decode_report(value) for value in link.sent]
+    ((batch_id, report_id, _),) = [decode_report(value) for value in transport.sent]
     assert (batch_id, report_id) == (shown.batch_id, shown.report_id)
     assert client.counts.sent == 1
 
 
 async def test_every_report_has_the_same_length() -> None:
     """Clicks and non-clicks, small counts and large."""
-    link = FakeLink(assignment(banners("test", preset="vb-sdp-ae")))
-    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
+    transport = FakeTransport(assignment(banners("test", preset="vb-sdp-ae")))
+    async with Client(SETTINGS, NAME, store=MemoryStore(), transport=transport) as client:
         for user in range(200):
             client.report(client.choose(f"{user}"), user % 2)
 
-    assert len(link.sent) == 200
-    assert {len(value) for value in link.sent} == {REPORT_BYTES}
-    assert len(set(link.ones)) > 10
+    assert len(transport.sent) == 200
+    assert {len(value) for value in transport.sent} == {REPORT_BYTES}
+    assert len(set(transport.ones)) > 10
 
 
 async def test_a_retry_sends_the_same_bytes(caplog: pytest.LogCaptureFixture) -> None:
     """While Kafka is away: choosing goes on, one line is logged, nothing is drawn again."""
     caplog.set_level(logging.INFO)
-    link = FakeLink(assignment())
-    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
-        link.away = True
+    transport = FakeTransport(assignment())
+    async with Client(SETTINGS, NAME, store=MemoryStore(), transport=transport) as client:
+        transport.away = True
         client.report(client.choose("ada"), 1)
         async with asyncio.timeout(5):
-            while len(link.attempts) < 3:  # noqa: ASYNC110 - what is tested is time passing
+            while len(transport.attempts) < 3:  # noqa: ASYNC110 - what is tested is time passing
                 await asyncio.sleep(0.01)
         assert client.choose("bob").batch_id
-        link.away = False
+        transport.away = False
         await client.drain()
 
-    assert len(link.sent) == 1
-    assert {tuple(attempt) for attempt in link.attempts} == {tuple(link.sent)}
+    assert len(transport.sent) == 1
+    assert {tuple(attempt) for attempt in transport.attempts} == {tuple(transport.sent)}
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert "reports wait" in caplog.text
 
 
 async def test_a_restart_sends_what_was_left(tmp_path: Path) -> None:
     """The same bytes as the attempts before the restart."""
-    link = FakeLink(assignment())
-    link.away = True
+    transport = FakeTransport(assignment())
+    transport.away = True
     store = FileStore(tmp_path / "journal")
-    async with Client(SETTINGS, NAME, store=store, link=link) as client:
+    async with Client(SETTINGS, NAME, store=store, transport=transport) as client:
         client.report(client.choose("ada"), 1)
     store.close()
     assert client.waiting == 1
 
-    second = FakeLink(assignment())
+    second = FakeTransport(assignment())
     store = FileStore(tmp_path / "journal")
-    async with Client(SETTINGS, NAME, store=store, link=second) as client:
+    async with Client(SETTINGS, NAME, store=store, transport=second) as client:
         await client.drain()
     store.close()
-    assert [second.sent] == link.attempts[:1]
+    assert [second.sent] == transport.attempts[:1]
     assert FileStore(tmp_path / "journal").unsent(NAME) == []
 
 
@@ -88,7 +88,7 @@ async def test_a_report_is_durable_before_it_leaves(tmp_path: Path) -> None:
     """Otherwise a crash could make its noise be drawn again."""
     path = tmp_path / "journal"
 
-    class Checking(FakeLink):
+    class Checking(FakeTransport):
         async def send(self, parts: Iterable[Rows], acknowledged: Acknowledged) -> None:
             written = path.read_bytes()
             await super().send(parts, acknowledged)
@@ -96,70 +96,72 @@ async def test_a_report_is_durable_before_it_leaves(tmp_path: Path) -> None:
                 report_id = decode_report(value)[1].hex()
                 assert f'["encoded","{report_id}"'.encode() in written
 
-    link = Checking(assignment())
-    async with Client(SETTINGS, NAME, store=FileStore(path), link=link) as client:
+    transport = Checking(assignment())
+    async with Client(SETTINGS, NAME, store=FileStore(path), transport=transport) as client:
         for user in range(100):
             client.report(client.choose(f"{user}"), 1)
 
-    assert len(link.sent) == 100
+    assert len(transport.sent) == 100
 
 
 async def test_what_was_acknowledged_is_not_sent_again() -> None:
     """Of many reports to several batches the first thousands arrive, then Kafka is away."""
-    link = FakeLink(assignment(banners(order="interleaved")))
-    link.fails_after = 1
-    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
+    transport = FakeTransport(assignment(banners(order="interleaved")))
+    transport.fails_after = 1
+    async with Client(SETTINGS, NAME, store=MemoryStore(), transport=transport) as client:
         shown = [client.choose(f"{user}") for user in range(9_000)]
         for each in shown:
             client.report(each, 1)
         with pytest.raises(Unavailable):
             await client.flush()
-        first = len(link.sent)
+        first = len(transport.sent)
         assert 0 < first == client.counts.sent < 9_000
         assert client.waiting == client.leaving == 9_000 - first
         await client.flush()
 
     assert len({each.batch_id for each in shown}) > 1
-    sent = [decode_report(value)[:2] for value in link.sent]
+    sent = [decode_report(value)[:2] for value in transport.sent]
     assert [(each.batch_id, each.report_id) for each in shown] == sent
-    assert link.attempts[1] == link.attempts[0][first:]
+    assert transport.attempts[1] == transport.attempts[0][first:]
     assert client.waiting == 0
 
 
 async def test_the_deadline_sends_without_a_reward() -> None:
     """In real time: a window of 50 ms."""
-    link = FakeLink(assignment(banners(attribution_s="0.05")))
-    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
+    transport = FakeTransport(assignment(banners(attribution_s="0.05")))
+    async with Client(SETTINGS, NAME, store=MemoryStore(), transport=transport) as client:
         client.choose("ada")
         await asyncio.sleep(0.02)
-        assert link.sent == []
+        assert transport.sent == []
         async with asyncio.timeout(2):
             await client.drain()
 
-    assert len(link.sent) == 1
+    assert len(transport.sent) == 1
 
 
 async def test_flush_sends_only_what_is_due() -> None:
     """With a clock that the test moves."""
     clock = Clock()
-    link = FakeLink(assignment(banners(attribution_s="60")))
-    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link, clock_ms=clock) as client:
+    transport = FakeTransport(assignment(banners(attribution_s="60")))
+    async with Client(
+        SETTINGS, NAME, store=MemoryStore(), transport=transport, clock_ms=clock
+    ) as client:
         client.report(client.choose("ada"), 1)
         await client.flush()
-        assert link.sent == []
+        assert transport.sent == []
         clock.now_ms += 60_000
         await client.flush()
-        assert len(link.sent) == 1
+        assert len(transport.sent) == 1
 
 
 async def test_it_follows_the_assignments() -> None:
     """New users go to the new batch; a malformed assignment changes nothing."""
     experiment = banners()
     agent = Agent(experiment)
-    link = FakeLink(assignment(experiment))
-    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
-        link.values.put_nowait(b"{")
-        link.values.put_nowait(assignment(experiment, agent.fold(agent.begin(), 1, 3.0)))
+    transport = FakeTransport(assignment(experiment))
+    async with Client(SETTINGS, NAME, store=MemoryStore(), transport=transport) as client:
+        transport.values.put_nowait(b"{")
+        transport.values.put_nowait(assignment(experiment, agent.fold(agent.begin(), 1, 3.0)))
         assert await client.changed(2)
         shown = client.choose("ada")
 
@@ -168,21 +170,21 @@ async def test_it_follows_the_assignments() -> None:
 
 async def test_nobody_reports_to_refused_terms(caplog: pytest.LogCaptureFixture) -> None:
     """It is logged once, users see the last known arm, nothing is sent."""
-    link = FakeLink(assignment())
+    transport = FakeTransport(assignment())
     experiment = banners()
     agent = Agent(experiment)
     later = assignment(experiment, agent.fold(agent.begin(), 1, 3.0))
     bad = changed(later, lambda terms: terms.update(batch_size=8), rehash=True)
-    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
-        link.values.put_nowait(bad)
+    async with Client(SETTINGS, NAME, store=MemoryStore(), transport=transport) as client:
+        transport.values.put_nowait(bad)
         assert await client.changed(2)
-        link.values.put_nowait(bad)
+        transport.values.put_nowait(bad)
         assert await client.changed(2)
         shown = client.choose("ada")
         assert not client.report(shown, 1)
 
     assert (shown.arm, shown.batch_id) == ("arm-0", "")
-    assert link.sent == []
+    assert transport.sent == []
     assert client.refused_terms == 1
     assert caplog.text.count("terms refused") == 1
 
@@ -190,21 +192,21 @@ async def test_nobody_reports_to_refused_terms(caplog: pytest.LogCaptureFixture)
 async def test_no_assignment_is_one_line() -> None:
     """Naming the experiment and what to look at."""
     with pytest.raises(Unavailable, match=r"'test': no assignment.*experiment list"):
-        async with Client(SETTINGS, NAME, store=MemoryStore(), link=FakeLink()):
+        async with Client(SETTINGS, NAME, store=MemoryStore(), transport=FakeTransport()):
             pass
 
 
 async def test_logs_show_nothing_of_a_reward(caplog: pytest.LogCaptureFixture) -> None:
     """At level debug, through an outage."""
     caplog.set_level(logging.DEBUG)
-    link = FakeLink(assignment())
-    async with Client(SETTINGS, NAME, store=MemoryStore(), link=link) as client:
-        link.away = True
+    transport = FakeTransport(assignment())
+    async with Client(SETTINGS, NAME, store=MemoryStore(), transport=transport) as client:
+        transport.away = True
         client.report(client.choose("ada"), 0.765625)
         await asyncio.sleep(0.05)
-        link.away = False
+        transport.away = False
         await client.drain()
 
-    assert link.sent
-    for text in ("0.765625", "ones", decode_report(link.sent[0])[1].hex()):
+    assert transport.sent
+    for text in ("0.765625", "ones", decode_report(transport.sent[0])[1].hex()):
         assert text not in caplog.text

@@ -9,12 +9,12 @@ from producers.batches import Shown
 from producers.store import Budget, MemoryStore
 from stream_app.core.agents import Agent
 from stream_app.errors import ConfigurationError, IllegalTransition, Unavailable
-from tests.producers.build import Clock, assignment, banners, changed, desk
+from tests.producers.build import Clock, assignment, banners, changed, state
 
 
 def test_a_user_reports_once() -> None:
     """After the report the user still sees an arm, but is bound to no batch."""
-    made = desk(assignment())
+    made = state(assignment())
     shown = made.choose("ada")
 
     assert made.choose("ada") == shown
@@ -29,9 +29,10 @@ def test_a_user_reports_once() -> None:
 
 def test_costs_add_up_over_experiments() -> None:
     """Two experiments at 0.5 fit into a budget of 1, the third does not; another user does."""
-    store, budget = MemoryStore(), Budget(max_user_epsilon=Decimal(1))
+    store = MemoryStore()
+    budget = Budget(max_user_epsilon=Decimal(1))
     desks = [
-        desk(assignment(banners(name)), store=store, budget=budget, name=name)
+        state(assignment(banners(name)), store=store, budget=budget, name=name)
         for name in ("one", "two", "three")
     ]
 
@@ -43,7 +44,7 @@ def test_costs_add_up_over_experiments() -> None:
 
 def test_delta_counts_too() -> None:
     """A budget of delta is kept like that of epsilon."""
-    made = desk(assignment(), budget=Budget(max_user_delta=Decimal("0.0000001")))
+    made = state(assignment(), budget=Budget(max_user_delta=Decimal("0.0000001")))
 
     assert not made.choose("ada").batch_id
 
@@ -51,7 +52,7 @@ def test_delta_counts_too() -> None:
 def test_the_report_leaves_at_the_deadline_whatever_happened() -> None:
     """Clicks, non-clicks and silence leave at the same time, in the order of the choices."""
     clock = Clock()
-    made = desk(assignment(banners(attribution_s="60")), clock=clock)
+    made = state(assignment(banners(attribution_s="60")), clock=clock)
     shown = [made.choose(user) for user in ("click", "none", "silent")]
     made.report(shown[1], 0)
     made.report(shown[0], 1)
@@ -70,7 +71,7 @@ def test_the_report_leaves_at_the_deadline_whatever_happened() -> None:
 def test_a_reward_after_the_deadline_does_not_count() -> None:
     """Even if the report has not left yet."""
     clock = Clock()
-    made = desk(assignment(banners(attribution_s="60")), clock=clock)
+    made = state(assignment(banners(attribution_s="60")), clock=clock)
     shown = made.choose("ada")
 
     clock.now_ms += 60_000
@@ -85,7 +86,7 @@ def test_a_reward_after_the_deadline_does_not_count() -> None:
 def test_noise_is_drawn_once() -> None:
     """A second reward changes nothing; the noise share is what the first drew."""
     clock = Clock()
-    made = desk(assignment(banners(attribution_s="60")), clock=clock)
+    made = state(assignment(banners(attribution_s="60")), clock=clock)
     shown = made.choose("ada")
     made.report(shown, 1)
     [waiting] = made._by_user.values()
@@ -101,7 +102,7 @@ def test_without_a_window_an_unreported_choice_ends_with_its_batch() -> None:
     """Nobody waits for ever for a reward that was never reported."""
     experiment = banners()
     agent = Agent(experiment)
-    made = desk(assignment(experiment))
+    made = state(assignment(experiment))
     shown = made.choose("ada")
 
     made.follow(assignment(experiment, agent.fold(agent.begin(), 1, 3.0)))
@@ -111,9 +112,10 @@ def test_without_a_window_an_unreported_choice_ends_with_its_batch() -> None:
 
 def test_a_report_to_a_closed_batch_leaves_all_the_same() -> None:
     """Whether a report is sent depends on time only."""
-    clock, experiment = Clock(), banners(attribution_s="60")
+    clock = Clock()
+    experiment = banners(attribution_s="60")
     agent = Agent(experiment)
-    made = desk(assignment(experiment), clock=clock)
+    made = state(assignment(experiment), clock=clock)
     shown = made.choose("ada")
 
     made.follow(assignment(experiment, agent.fold(agent.begin(), 1, 3.0)))
@@ -124,7 +126,7 @@ def test_a_report_to_a_closed_batch_leaves_all_the_same() -> None:
 
 def test_memory_is_bounded() -> None:
     """With too many reports waiting, users see arms and are not counted."""
-    made = desk(assignment(), max_waiting=2)
+    made = state(assignment(), max_waiting=2)
 
     assert [bool(made.choose(str(i)).batch_id) for i in range(3)] == [True, True, False]
     assert made.counts.full == 1
@@ -132,7 +134,7 @@ def test_memory_is_bounded() -> None:
 
 def test_users_whose_report_has_left_are_forgotten() -> None:
     """Not at once, but before there are many; those who wait are shown the same as before."""
-    made = desk(assignment(), max_waiting=10_000)
+    made = state(assignment(), max_waiting=10_000)
     silent = {f"silent {i}": made.choose(f"silent {i}") for i in range(50)}
     most = 0
     for user in range(5_000):
@@ -153,13 +155,13 @@ def test_refused_terms_leave_nothing_to_show() -> None:
     bad = changed(assignment(), lambda terms: terms.update(delta="0.01"), rehash=True)
 
     with pytest.raises(Unavailable, match="refused"):
-        desk(bad).choose("ada")
+        state(bad).choose("ada")
 
 
 @pytest.mark.parametrize("reward", [1.25, -0.5, float("nan")])
 def test_a_bad_reward_is_not_repeated_in_the_error(reward: float) -> None:
     """Errors end up in logs."""
-    made = desk(assignment())
+    made = state(assignment())
     shown = made.choose("ada")
 
     with pytest.raises(ConfigurationError) as caught:
@@ -169,7 +171,7 @@ def test_a_bad_reward_is_not_repeated_in_the_error(reward: float) -> None:
 
 def test_no_repr_shows_what_a_report_says() -> None:
     """At large batches one count of ones is nearly the reward."""
-    made = desk(assignment())
+    made = state(assignment())
     made.report(made.choose("ada"), 1)
     (report,) = made.leaving
     report.ones = 987_654
@@ -180,7 +182,7 @@ def test_no_repr_shows_what_a_report_says() -> None:
 
 def test_a_client_is_refused_in_a_forked_child() -> None:
     """Its connections, file and reports are the parent's."""
-    made = desk(assignment())
+    made = state(assignment())
     shown = made.choose("bob")
     child = os.fork()
     if child == 0:

@@ -118,7 +118,8 @@ async def test_an_aborted_assignment_is_not_followed(settings: Settings) -> None
 
 async def agent_of(settings: Settings, experiment: Experiment) -> None:
     """The service in small: full windows in, assignments out, until the decision."""
-    agent, name = Agent(experiment), experiment.name
+    agent = Agent(experiment)
+    name = experiment.name
     state = agent.begin()
     topic = kafka.topic(settings.kafka, "reports")
     await publish(settings, "experiments", name, Definition(experiment).encode())

@@ -1,4 +1,4 @@
-"""Simulated users against a pipeline in memory: an agent and windows behind a fake link."""
+"""Simulated users against a pipeline in memory: an agent and windows behind a fake transport."""
 
 import asyncio
 from collections.abc import Iterable
@@ -18,16 +18,18 @@ from stream_app.kafka.record_batches import Rows
 from stream_app.settings import KafkaSettings, Settings
 from stream_app.wire.assignment import Assignment
 from stream_app.wire.report import decode_report
-from tests.producers.build import FakeLink, banners
+from tests.producers.build import FakeTransport, banners
 
 SETTINGS = Settings(kafka=KafkaSettings(connect_timeout_s=1))
 
 
-class Pipeline(FakeLink):
+class Pipeline(FakeTransport):
     """Shuffle stage and agent in one; drops the first `lost` reports of every batch."""
 
     def __init__(self, experiment: Experiment, lost: int = 0) -> None:
-        self.agent, self.lost, self.late = Agent(experiment), lost, 0
+        self.agent = Agent(experiment)
+        self.lost = lost
+        self.late = 0
         self.pause_s = 0.0  # before the first reports are acknowledged
         self.state = self.agent.begin()
         self.windows: dict[str, Window] = {}
@@ -67,7 +69,7 @@ async def run(pipeline: Pipeline, **options: object) -> Outcome:
     return await run_users(
         SETTINGS,
         experiment.name,
-        link=pipeline,
+        transport=pipeline,
         experiment=experiment,
         **options,  # type: ignore[arg-type]
     )

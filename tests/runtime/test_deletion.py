@@ -1,4 +1,4 @@
-"""Reports leave the log once a committed mark says that no open window needs them."""
+"""Reports leave the log once a committed offset says that no open window needs them."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,8 @@ async def bounds(here: Site) -> tuple[int, int]:
     """First offset and end of `reports`, partition 0."""
     place = TopicPartition(kafka.topic(here.settings.kafka, "reports"), 0)
     async with kafka.consumer(here.settings.kafka, committed=False) as reader:
-        first, end = await reader.beginning_offsets([place]), await reader.end_offsets([place])
+        first = await reader.beginning_offsets([place])
+        end = await reader.end_offsets([place])
     return first[place], end[place]
 
 
@@ -32,7 +33,7 @@ async def deleted(here: Site, first: int, end: int) -> None:
 
 
 async def test_only_what_no_open_window_needs(broker: LocalBroker) -> None:
-    """Below the mark all goes, above it nothing; after the release the rest goes too."""
+    """Below the offset all goes, above it nothing; after the release the rest goes too."""
     async with site(broker, retain_reports_for_audit=False) as here:
         worker = here.shuffle()
         await opened(worker)
@@ -56,7 +57,7 @@ async def test_only_what_no_open_window_needs(broker: LocalBroker) -> None:
 
 
 async def test_a_stale_worker_deletes_nothing_that_the_new_one_needs(broker: LocalBroker) -> None:
-    """It stood still while another took over, and its deletions go on: up to its last mark."""
+    """It stood still while another took over, and its deletions go on: up to its last offset."""
     async with site(broker, instance_id="one", retain_reports_for_audit=False) as here:
         stale = here.shuffle()
         await opened(stale)

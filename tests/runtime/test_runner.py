@@ -141,7 +141,7 @@ class Site:
             return
         filled.add(batch.batch_id)
         place = kafka.partition_of(name, self.partitions)
-        middle = batch.mechanism.bits // 2
+        middle = batch.mechanism.max_ones // 2
         topic = kafka.topic(self.settings.kafka, "reports")
         for number in range(batch.mechanism.promise.batch_size + 1):
             self.next_id += 1
@@ -258,22 +258,23 @@ async def test_zombie_is_fenced(broker: LocalBroker) -> None:
 
 
 async def test_stops_in_time(broker: LocalBroker) -> None:
-    """Both stages end within 4 s of being told, in the middle of work, and leave their mark."""
+    """Both stages end within 4 s of being told, in the middle of work, and leave their offset."""
     async with site(broker, partitions=4) as here:
-        worker, agent = here.shuffle(), here.agent()
+        worker = here.shuffle()
+        agent = here.agent()
         await opened(worker, 4)
         await opened(agent, 4)
         sending = [here.send("reports", b"demo", b"junk", n % 4) for n in range(200)]
         await asyncio.gather(*sending)
         slots = list(worker._session._slots.values())  # type: ignore[union-attr]
-        await until(lambda: all(slot.state.mark() == 50 for slot in slots))
+        await until(lambda: all(slot.state.restart_offset() == 50 for slot in slots))
         took = [await here.stop(worker), await here.stop(agent)]
 
         again = here.shuffle()
         await opened(again, 4)
 
         assert max(took) < 4
-        assert all(s.state.mark() == 50 for s in again._session._slots.values())  # type: ignore[union-attr]
+        assert all(s.state.restart_offset() == 50 for s in again._session._slots.values())  # type: ignore[union-attr]
 
 
 async def test_stops_while_opening(broker: LocalBroker) -> None:
@@ -329,26 +330,30 @@ async def test_stops_without_a_broker(broker: LocalBroker, tmp_path: Path) -> No
 
 
 class Failing:
-    """A partition whose outputs are too large for the broker; its mark says they are out."""
+    """A partition whose outputs are too large for the broker; its offset says they are out."""
 
     def __init__(self, halt: asyncio.Event) -> None:
-        self.halt, self.position, self.due = halt, 0, False
+        self.halt = halt
+        self.position = 0
+        self.due = False
 
-    async def recover(self, log: Any, mark: int | None) -> int:
-        return mark or 0
+    async def recover(self, log: Any, restart_offset: int | None) -> int:
+        return restart_offset or 0
 
     def feed(self, records: Sequence[Any], *, refreshed: bool) -> None:
-        self.position, self.due = records[-1].offset + 1, True
+        self.position = records[-1].offset + 1
+        self.due = True
         self.halt.set()
 
-    def side(self, records: Sequence[Any]) -> None:
+    def control(self, records: Sequence[Any]) -> None:
         pass
 
     def take(self) -> list[Output]:
-        due, self.due = self.due, False
+        due = self.due
+        self.due = False
         return [Output("sums", b"demo", b"x" * (2 << 20))] if due else []
 
-    def mark(self) -> int:
+    def restart_offset(self) -> int:
         return self.position
 
     def counts(self) -> dict[str, int]:
@@ -410,7 +415,8 @@ def compressed(value: bytes) -> bytes:
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 20)
     builder.append(0, int(time.time() * 1000), b"demo", value, [])
     plain = bytes(builder.build())
-    head, body = bytearray(plain[:61]), plain[61:]
+    head = bytearray(plain[:61])
+    body = plain[61:]
     block = (1 | len(body) << 3).to_bytes(3, "little") + body
     frame = b"\x28\xb5\x2f\xfd\x20" + bytes([len(body)]) + block
     struct.pack_into(">i", head, 8, 61 - 12 + len(frame))

@@ -49,7 +49,7 @@ class Life(RuleBasedStateMachine):
         self.listed: dict[str, Terms] = {}
         self.next_id = 0
         self.worker: Worker
-        self.last_mark = 0
+        self.last_restart_offset = 0
         self.largest = 9
 
     @initialize(max_reread=st.integers(0, 12))
@@ -97,7 +97,7 @@ class Life(RuleBasedStateMachine):
         target = batch(name, max(1, self.highest[name]))
         key: bytes | None = name.encode()
         self.next_id += 1
-        ones = {"range": target.mechanism.bits + 1, "negative": -1}.get(kind, 1)
+        ones = {"range": target.mechanism.max_ones + 1, "negative": -1}.get(kind, 1)
         batch_id = "99.unknown" if kind == "unknown" else target.batch_id
         value: bytes | None = encode_report(batch_id, report_id(self.next_id), ones)
         if kind == "key":
@@ -196,9 +196,9 @@ class Life(RuleBasedStateMachine):
         self.worker.flush()
 
     @rule()
-    def commit_mark(self) -> None:
+    def commit_restart_offset(self) -> None:
         """Else the commit is lost, or not due yet."""
-        self.worker.commit_mark()
+        self.worker.commit_restart_offset()
 
     @rule(
         most=st.integers(0, 9),
@@ -234,7 +234,7 @@ class Life(RuleBasedStateMachine):
             if again < recoveries - 1:
                 self.worker.flush(committed=False, most=written)
         self.worker.flush()
-        self.last_mark = 0
+        self.last_restart_offset = 0
 
     @rule(
         name=st.sampled_from(EXPERIMENTS),
@@ -255,11 +255,11 @@ class Life(RuleBasedStateMachine):
     def compact(self, topic: str) -> None:
         self.kafka.compact(topic)
 
-    @precondition(lambda self: self.kafka.mark)
+    @precondition(lambda self: self.kafka.restart_offset)
     @rule()
     def delete_records(self) -> None:
-        """Reports below the committed mark are gone."""
-        self.kafka.start["reports"] = self.kafka.mark or 0
+        """Reports below the committed offset are gone."""
+        self.kafka.start["reports"] = self.kafka.restart_offset or 0
 
     # -- what must hold --------------------------------------------------------------------------
 
@@ -270,17 +270,17 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def mark_is_a_lower_bound(self) -> None:
         """It never falls, and nothing that only memory holds is below it."""
-        mark = self.worker.state.mark()
-        assert mark >= self.last_mark
-        self.last_mark = mark
+        offset = self.worker.state.restart_offset()
+        assert offset >= self.last_restart_offset
+        self.last_restart_offset = offset
         for window in self.worker.state._windows.values():
-            if window.fresh_first is not None:
-                assert mark <= window.fresh_first.offset
+            if window.unsaved_first is not None:
+                assert offset <= window.unsaved_first.offset
 
     @invariant()
     def reread_is_bounded(self) -> None:
-        """A restart from the mark reads at most the setting and one chunk again."""
-        behind = self.worker.position - self.worker.state.mark()
+        """A restart from the offset reads at most the setting and one chunk again."""
+        behind = self.worker.position - self.worker.state.restart_offset()
         assert behind <= self.max_reread + self.largest
 
     def teardown(self) -> None:

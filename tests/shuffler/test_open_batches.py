@@ -44,7 +44,8 @@ TAMPERED: dict[str, Tamper] = {
 @pytest.mark.parametrize("tamper", TAMPERED.values(), ids=TAMPERED)
 def test_tampered_terms_under_an_honest_id(tamper: Tamper) -> None:
     """Terms that do not hash to their id open no window."""
-    kafka, batch = Kafka(), terms(size=3)
+    kafka = Kafka()
+    batch = terms(size=3)
     raw = batch.as_json()
     tamper(raw)
     offer(kafka, (batch.batch_id, raw))
@@ -87,7 +88,8 @@ WEAK: dict[str, Tamper] = {
 @pytest.mark.parametrize("tamper", WEAK.values(), ids=WEAK)
 def test_weak_terms_under_their_own_id(tamper: Tamper) -> None:
     """Terms that hash to their id but promise too little, or are not canonical, are refused."""
-    kafka, good = Kafka(), terms(2, size=1)
+    kafka = Kafka()
+    good = terms(2, size=1)
     raw = terms(1).as_json()
     tamper(raw)
     offer(kafka, (batch_id(raw), raw), good)
@@ -110,7 +112,8 @@ def test_weak_terms_under_their_own_id(tamper: Tamper) -> None:
 )
 def test_extreme_noise(trials: int, numerator: int) -> None:
     """The most lopsided noise that can be written down is refused; it does not end the stage."""
-    kafka, good = Kafka(), terms(2, size=1)
+    kafka = Kafka()
+    good = terms(2, size=1)
     parameters = {"trials": trials, "success_numerator": str(numerator), "success_bits": 64}
     size = min(trials, 3)
     raw = {
@@ -137,7 +140,8 @@ def test_extreme_noise(trials: int, numerator: int) -> None:
 )
 def test_own_limits(limits: Limits, refused: bool) -> None:
     """The stage's own settings bound what the agent may ask for."""
-    kafka, batch = Kafka(), terms(size=3, attribution_ms=1000)
+    kafka = Kafka()
+    batch = terms(size=3, attribution_ms=1000)
     offer(kafka, batch)
     filled(kafka, batch, 0)
     worker = Worker(kafka, limits)
@@ -163,7 +167,9 @@ def test_other_mechanisms() -> None:
 
 def test_second_terms_in_one_assignment() -> None:
     """Of two sets of terms under one sequence number the first is taken."""
-    kafka, first, second = Kafka(), terms(size=2), terms(size=2, arm="red")
+    kafka = Kafka()
+    first = terms(size=2)
+    second = terms(size=2, arm="red")
     offer(kafka, first, second)
     filled(kafka, second, 0)
     filled(kafka, first, 10)
@@ -177,7 +183,9 @@ def test_second_terms_in_one_assignment() -> None:
 
 def test_second_terms_later() -> None:
     """Other terms under a known sequence number are refused, open or released."""
-    kafka, first, second = Kafka(), terms(size=2), terms(size=2, arm="red")
+    kafka = Kafka()
+    first = terms(size=2)
+    second = terms(size=2, arm="red")
     offer(kafka, first)
     worker = Worker(kafka)
     offer(kafka, first, second)
@@ -194,7 +202,9 @@ def test_second_terms_later() -> None:
 
 def test_second_terms_after_a_restart() -> None:
     """Nor can a restart make a second batch of a sequence number that has its sum."""
-    kafka, first, second = Kafka(), terms(size=2), terms(size=2, arm="red")
+    kafka = Kafka()
+    first = terms(size=2)
+    second = terms(size=2, arm="red")
     offer(kafka, first)
     filled(kafka, first, 0)
     Worker(kafka).run()
@@ -226,7 +236,8 @@ def test_second_terms_after_a_restart() -> None:
 )
 def test_broken_assignment_leaves_windows_alone(value: bytes | None) -> None:
     """An assignment that cannot be read closes nothing; it is counted."""
-    kafka, batch = Kafka(), terms(size=2)
+    kafka = Kafka()
+    batch = terms(size=2)
     offer(kafka, batch)
     report(kafka, batch, 1)
     worker = Worker(kafka)
@@ -268,7 +279,8 @@ def test_the_log_is_not_flooded(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_nothing_of_open_windows_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """At the finest level, a life with every kind of report logs nothing of their ones."""
-    kafka, batch = Kafka(), terms(size=4)
+    kafka = Kafka()
+    batch = terms(size=4)
     with caplog.at_level(logging.DEBUG):
         offer(kafka, batch)
         report(kafka, batch, 1, ones=51)
@@ -276,7 +288,7 @@ def test_nothing_of_open_windows_is_logged(caplog: pytest.LogCaptureFixture) -> 
         report(kafka, batch, 2, ones=9_151)
         worker = Worker(kafka, max_reread=0)
         worker.run()
-        kafka.mark = 0
+        kafka.restart_offset = 0
         Worker(kafka).recovered().run()
 
     assert caplog.records == []

@@ -21,7 +21,8 @@ from tests.support.partition_log import (
 
 def test_exact_size() -> None:
     """The window closes at exactly its size; what follows is late; the auditor agrees."""
-    kafka, batch = Kafka(), terms(size=3)
+    kafka = Kafka()
+    batch = terms(size=3)
     offer(kafka, batch)
     filled(kafka, batch, 0, 5)
     worker = Worker(kafka)
@@ -36,7 +37,8 @@ def test_exact_size() -> None:
 
 def test_a_sum_shows_nothing_else() -> None:
     """What leaves is the terms, the total and where the reports stand: no ids, no ones."""
-    kafka, batch = Kafka(), terms(size=2)
+    kafka = Kafka()
+    batch = terms(size=2)
     offer(kafka, batch)
     filled(kafka, batch, 0)
 
@@ -85,7 +87,8 @@ MALFORMED: list[bytes | None] = [
 @pytest.mark.parametrize("value", MALFORMED)
 def test_malformed(value: bytes | None) -> None:
     """Whatever the bytes are, they are counted and dropped, and the stage goes on."""
-    kafka, batch = Kafka(), terms(size=1)
+    kafka = Kafka()
+    batch = terms(size=1)
     offer(kafka, batch)
     raw = value and value.replace(b"BATCH", batch.batch_id.encode())
     kafka.append("reports", b"demo", raw)
@@ -113,11 +116,12 @@ def test_batch_that_is_no_text(batch: bytes) -> None:
 
 def test_every_reason() -> None:
     """Each refusal is counted under its own reason; only the valid report takes a place."""
-    kafka, batch = Kafka(), terms(2, size=2)
+    kafka = Kafka()
+    batch = terms(2, size=2)
     offer(kafka, batch)
     report(kafka, batch, 1)
     report(kafka, batch, 1, ones=3)
-    report(kafka, batch, 2, ones=batch.mechanism.bits + 1)
+    report(kafka, batch, 2, ones=batch.mechanism.max_ones + 1)
     report(kafka, batch, 2, ones=-1)
     kafka.append("reports", b"other", encode_report(batch.batch_id, report_id(3), 1))
     kafka.append("reports", None, encode_report(batch.batch_id, report_id(3), 1))
@@ -144,7 +148,8 @@ def test_every_reason() -> None:
 
 def test_wrong_key_where_the_window_fills() -> None:
     """A report under another's key is that, also if its batch is released in the same chunk."""
-    kafka, batch = Kafka(), terms(size=2)
+    kafka = Kafka()
+    batch = terms(size=2)
     offer(kafka, batch)
     kafka.append("reports", b"other", encode_report(batch.batch_id, report_id(3), 1))
     filled(kafka, batch, 0)
@@ -167,7 +172,8 @@ def test_wrong_key_where_the_window_fills() -> None:
 )
 def test_any_timestamp(timestamp: int) -> None:
     """The producer chooses a record's time: whatever it is, a restart knows the release."""
-    kafka, batch = Kafka(), terms(size=1)
+    kafka = Kafka()
+    batch = terms(size=1)
     offer(kafka, batch)
     report(kafka, batch, 1, timestamp=timestamp)
     Worker(kafka).run()
@@ -181,7 +187,8 @@ def test_any_timestamp(timestamp: int) -> None:
 @pytest.mark.parametrize("timestamp", [-5, 2**62])
 def test_any_timestamp_in_a_checkpoint(timestamp: int) -> None:
     """A checkpoint of such a report can be read again."""
-    kafka, batch = Kafka(), terms(size=9)
+    kafka = Kafka()
+    batch = terms(size=9)
     offer(kafka, batch)
     report(kafka, batch, 1, timestamp=timestamp)
     report(kafka, batch, 2)
@@ -193,7 +200,8 @@ def test_any_timestamp_in_a_checkpoint(timestamp: int) -> None:
 
 def test_interleaved() -> None:
     """Several open batches fill side by side, each with its own reports and ids."""
-    kafka, batches = Kafka(), [terms(n, size=2, arm=f"arm-{n}") for n in (1, 2, 3)]
+    kafka = Kafka()
+    batches = [terms(n, size=2, arm=f"arm-{n}") for n in (1, 2, 3)]
     offer(kafka, *batches)
     for number, batch in enumerate([*batches, *reversed(batches)]):
         report(kafka, batch, number // 3, ones=number)
@@ -209,7 +217,9 @@ def test_interleaved() -> None:
 
 def test_interleaved_experiments() -> None:
     """Experiments of a partition do not touch each other, even under equal sequence numbers."""
-    kafka, one, two = Kafka(), terms(experiment="one", size=2), terms(experiment="two", size=2)
+    kafka = Kafka()
+    one = terms(experiment="one", size=2)
+    two = terms(experiment="two", size=2)
     offer(kafka, one, experiment="one")
     offer(kafka, two, experiment="two")
     for number, batch in enumerate([one, two, one]):
@@ -224,7 +234,9 @@ def test_interleaved_experiments() -> None:
 
 def test_release_before_the_drop_is_seen() -> None:
     """Reports before the stage has read that a batch was dropped still make its sum, once."""
-    kafka, one, two = Kafka(), terms(experiment="one", size=2), terms(experiment="two", size=2)
+    kafka = Kafka()
+    one = terms(experiment="one", size=2)
+    two = terms(experiment="two", size=2)
     offer(kafka, one, experiment="one")
     offer(kafka, two, experiment="two")
     worker = Worker(kafka)
@@ -243,7 +255,8 @@ def test_release_before_the_drop_is_seen() -> None:
 
 def test_unknown_batch_asks_first() -> None:
     """A report ahead of its assignment stops the feed; after the refresh it is counted."""
-    kafka, batch = Kafka(), terms(size=2)
+    kafka = Kafka()
+    batch = terms(size=2)
     worker = Worker(kafka)
     offer(kafka, batch)
     filled(kafka, batch, 0)
@@ -261,7 +274,9 @@ def test_unknown_batch_asks_first() -> None:
 
 def test_unknown_in_the_middle() -> None:
     """What stands before the unknown report is counted once, what stands after it too."""
-    kafka, old, new = Kafka(), terms(1, size=2), terms(2, size=2)
+    kafka = Kafka()
+    old = terms(1, size=2)
+    new = terms(2, size=2)
     offer(kafka, old)
     worker = Worker(kafka)
     report(kafka, old, 1)
@@ -280,7 +295,8 @@ def test_unknown_in_the_middle() -> None:
 
 def test_unknown_flood_asks_once_per_chunk() -> None:
     """A flood of made-up batches costs one refresh a chunk, and does not hold up the rest."""
-    kafka, batch = Kafka(), terms(size=2)
+    kafka = Kafka()
+    batch = terms(size=2)
     offer(kafka, batch)
     worker = Worker(kafka)
     for number in range(50):
@@ -298,7 +314,8 @@ def test_unknown_flood_asks_once_per_chunk() -> None:
 
 def test_refused_unknown_is_not_in_the_sum() -> None:
     """A report refused before its batch was known: the auditor starts at the sum's first offset."""
-    kafka, batch = Kafka(), terms(size=2)
+    kafka = Kafka()
+    batch = terms(size=2)
     worker = Worker(kafka)
     report(kafka, batch, 1)
     worker.run()

@@ -25,12 +25,14 @@ from tests.support.partition_log import (
 
 def test_unlisted_batch_is_dropped() -> None:
     """A batch that the newest assignment does not list is closed and never released."""
-    kafka, old, new = Kafka(), terms(1, size=2), terms(2, size=2)
+    kafka = Kafka()
+    old = terms(1, size=2)
+    new = terms(2, size=2)
     offer(kafka, old)
     report(kafka, old, 1)
     worker = Worker(kafka)
     worker.run()
-    assert worker.state.mark() == 0
+    assert worker.state.restart_offset() == 0
     offer(kafka, new)
     report(kafka, old, 2)
     report(kafka, old, 3)
@@ -39,12 +41,13 @@ def test_unlisted_batch_is_dropped() -> None:
 
     assert audit(kafka) == {}
     assert refusals(worker) == {"late": 2}
-    assert worker.state.mark() == 3
+    assert worker.state.restart_offset() == 3
 
 
 def test_dropped_batch_tombstones_its_checkpoints() -> None:
     """Its deltas go in the same transaction; a later restart finds none."""
-    kafka, batch = Kafka(), terms(size=9)
+    kafka = Kafka()
+    batch = terms(size=9)
     offer(kafka, batch)
     worker = Worker(kafka, max_reread=0)
     for number in range(3):
@@ -62,7 +65,8 @@ def test_dropped_batch_tombstones_its_checkpoints() -> None:
 
 def test_dropped_while_away() -> None:
     """The same when the assignment came while no worker was there."""
-    kafka, batch = Kafka(), terms(size=9)
+    kafka = Kafka()
+    batch = terms(size=9)
     offer(kafka, batch)
     report(kafka, batch, 1)
     Worker(kafka, max_reread=0).run()
@@ -76,7 +80,8 @@ def test_dropped_while_away() -> None:
 
 def test_dropped_batch_stays_closed() -> None:
     """Listing it again does not bring it back."""
-    kafka, batch = Kafka(), terms(size=2)
+    kafka = Kafka()
+    batch = terms(size=2)
     offer(kafka, batch)
     report(kafka, batch, 1)
     worker = Worker(kafka)
@@ -95,7 +100,8 @@ def test_dropped_batch_stays_closed() -> None:
 
 def test_aborted_sum_is_released_again() -> None:
     """A sum in an aborted transaction is the batch's value: the same bytes, whatever came since."""
-    kafka, batch = Kafka(), terms(size=3)
+    kafka = Kafka()
+    batch = terms(size=3)
     worker = Worker(kafka)
     report(kafka, batch, 0, ones=9)
     worker.feed()
@@ -116,7 +122,8 @@ def test_aborted_sum_is_released_again() -> None:
 
 def test_aborted_twice() -> None:
     """As often as it takes; once it is committed, no more."""
-    kafka, batch = Kafka(), terms(size=1)
+    kafka = Kafka()
+    batch = terms(size=1)
     offer(kafka, batch)
     report(kafka, batch, 1)
     worker = Worker(kafka)
@@ -133,7 +140,8 @@ def test_aborted_twice() -> None:
 
 def test_lost_release_is_made_again() -> None:
     """A release that never reached the log is computed again from the reports."""
-    kafka, batch = Kafka(), terms(size=2)
+    kafka = Kafka()
+    batch = terms(size=2)
     offer(kafka, batch)
     filled(kafka, batch, 0)
     worker = Worker(kafka)
@@ -147,7 +155,8 @@ def test_lost_release_is_made_again() -> None:
 
 def test_aborted_release_with_checkpoints() -> None:
     """Sum and tombstones share a transaction: both come again after it was aborted."""
-    kafka, batch = Kafka(), terms(size=3)
+    kafka = Kafka()
+    batch = terms(size=3)
     offer(kafka, batch)
     worker = Worker(kafka, max_reread=0)
     report(kafka, batch, 0)
@@ -167,7 +176,9 @@ def test_aborted_release_with_checkpoints() -> None:
 @pytest.mark.parametrize("restart", [False, True])
 def test_released_batch_is_not_opened_again(restart: bool) -> None:
     """Not by the same assignment, an older one, or a list that had dropped it."""
-    kafka, one, two = Kafka(), terms(1, size=2), terms(2, size=2)
+    kafka = Kafka()
+    one = terms(1, size=2)
+    two = terms(2, size=2)
     offer(kafka, one)
     filled(kafka, one, 0)
     worker = Worker(kafka)
@@ -175,7 +186,7 @@ def test_released_batch_is_not_opened_again(restart: bool) -> None:
     for number, listed in enumerate([(one,), (two,), (one,), (one, two), (), (one,)]):
         offer(kafka, *listed)
         if restart:
-            kafka.mark = None
+            kafka.restart_offset = None
             worker = Worker(kafka).recovered()
         filled(kafka, one, 10 * number + 10)
         worker.run()
@@ -191,7 +202,8 @@ def test_released_batch_is_not_opened_after_a_broken_assignment(broken: bytes | 
     Otherwise whoever writes assignments gets a second value: an early report, refused the first
     time, is in it, and the difference of the two totals is one person's.
     """
-    kafka, batch = Kafka(), terms(size=2)
+    kafka = Kafka()
+    batch = terms(size=2)
     worker = Worker(kafka)
     report(kafka, batch, 0, ones=9)
     worker.feed()
@@ -199,7 +211,7 @@ def test_released_batch_is_not_opened_after_a_broken_assignment(broken: bytes | 
     filled(kafka, batch, 1)
     worker.run()
     kafka.append("assignments", b"demo", broken)
-    kafka.mark = None
+    kafka.restart_offset = None
 
     worker = Worker(kafka).recovered()
     offer(kafka, batch)
@@ -211,7 +223,8 @@ def test_released_batch_is_not_opened_after_a_broken_assignment(broken: bytes | 
 @pytest.mark.parametrize("broken", [None, b"not json"])
 def test_aborted_sum_survives_a_broken_assignment(broken: bytes | None) -> None:
     """The same for a sum that was aborted: it is released in the end, and no other."""
-    kafka, batch = Kafka(), terms(size=2)
+    kafka = Kafka()
+    batch = terms(size=2)
     worker = Worker(kafka)
     report(kafka, batch, 0, ones=9)
     worker.feed()
@@ -233,7 +246,8 @@ def test_aborted_sum_survives_a_broken_assignment(broken: bytes | None) -> None:
 
 def test_checkpoint_survives_a_broken_assignment() -> None:
     """A restart beside an unreadable assignment does not throw a window's reports away."""
-    kafka, batch = Kafka(), terms(size=3)
+    kafka = Kafka()
+    batch = terms(size=3)
     offer(kafka, batch)
     report(kafka, batch, 1)
     report(kafka, batch, 2)
@@ -250,7 +264,8 @@ def test_checkpoint_survives_a_broken_assignment() -> None:
 
 def test_unreadable_sum_is_still_a_release() -> None:
     """A sum of a later version, or one that a check refuses, has released its batch as well."""
-    kafka, batch = Kafka(), terms(size=2)
+    kafka = Kafka()
+    batch = terms(size=2)
     offer(kafka, batch)
     filled(kafka, batch, 0)
     worker = Worker(kafka)
@@ -263,30 +278,33 @@ def test_unreadable_sum_is_still_a_release() -> None:
     assert sums_in(Worker(kafka).run()) == []
 
 
-# -- marks and checkpoints -----------------------------------------------------------------------
+# -- restart offset and checkpoints ----------------------------------------------------------
 
 
 def test_mark_waits_for_the_oldest_report() -> None:
-    """The mark stands at the first report that only memory holds, else at the position."""
-    kafka, slow, fast = Kafka(), terms(1, size=9), terms(2, size=2)
+    """The offset stands at the first report that only memory holds, else at the position."""
+    kafka = Kafka()
+    slow = terms(1, size=9)
+    fast = terms(2, size=2)
     offer(kafka, slow, fast)
     worker = Worker(kafka)
     report(kafka, fast, 0)
     report(kafka, slow, 1)
     worker.run()
-    assert kafka.mark == 0
+    assert kafka.restart_offset == 0
     report(kafka, fast, 2)
     worker.run()
-    assert kafka.mark == 1
+    assert kafka.restart_offset == 1
     offer(kafka, fast)
     worker.run()
 
-    assert kafka.mark == 3
+    assert kafka.restart_offset == 3
 
 
 def test_mark_never_falls() -> None:
-    """A window whose batch became known late does not pull the mark back."""
-    kafka, batch = Kafka(), terms(size=9)
+    """A window whose batch became known late does not pull the offset back."""
+    kafka = Kafka()
+    batch = terms(size=9)
     for number in range(5):
         kafka.append("reports", b"demo", b"?%d" % number)
     worker = Worker(kafka)
@@ -295,12 +313,13 @@ def test_mark_never_falls() -> None:
     report(kafka, batch, 1)
     worker.run()
 
-    assert kafka.mark == 5
+    assert kafka.restart_offset == 5
 
 
-def test_checkpoint_moves_the_mark() -> None:
-    """A stalled window beside a busy one is saved once the mark lags, and only then."""
-    kafka, stalled = Kafka(), terms(experiment="stalled", size=9)
+def test_checkpoint_moves_the_restart_offset() -> None:
+    """A stalled window beside a busy one is saved once the offset lags, and only then."""
+    kafka = Kafka()
+    stalled = terms(experiment="stalled", size=9)
     busy = terms(experiment="busy", size=4)
     offer(kafka, stalled, experiment="stalled")
     offer(kafka, busy, experiment="busy")
@@ -309,18 +328,19 @@ def test_checkpoint_moves_the_mark() -> None:
     for number in range(19):
         report(kafka, busy, number)
         worker.run()
-        assert kafka.mark == 0
+        assert kafka.restart_offset == 0
         assert not kafka.records("windows")
     report(kafka, busy, 99)
     worker.run()
 
-    assert kafka.mark == 21
+    assert kafka.restart_offset == 21
     assert len(kafka.records("windows")) == 1
 
 
 def test_reread_is_bounded() -> None:
     """However long a window stays open, a restart reads no more than the setting, about."""
-    kafka, stalled = Kafka(), terms(experiment="stalled", size=50)
+    kafka = Kafka()
+    stalled = terms(experiment="stalled", size=50)
     offer(kafka, stalled, experiment="stalled")
     worker = Worker(kafka, max_reread=30)
     chunk = 7
@@ -338,7 +358,8 @@ def test_restored_window_goes_on() -> None:
     """Checkpoint, restart, reread: the same sum as without, and the same first report."""
     totals = []
     for restarts in (False, True):
-        kafka, batch = Kafka(), terms(size=6)
+        kafka = Kafka()
+        batch = terms(size=6)
         offer(kafka, batch)
         worker = Worker(kafka, max_reread=1)
         for number in range(6):
@@ -346,7 +367,7 @@ def test_restored_window_goes_on() -> None:
             report(kafka, batch, number, ones=50)
             worker.run()
             if restarts:
-                kafka.mark = max(0, (kafka.mark or 0) - 3)
+                kafka.restart_offset = max(0, (kafka.restart_offset or 0) - 3)
                 worker = Worker(kafka, max_reread=1).recovered()
         totals.append(audit(kafka))
 
@@ -357,9 +378,10 @@ def test_restored_window_goes_on() -> None:
 def test_old_windows_are_saved_in_time() -> None:
     """A quiet window is saved before the retention of `reports` (7 days) takes its reports.
 
-    It holds the mark back by few records, but for long: count alone does not save it.
+    It holds the offset back by few records, but for long: count alone does not save it.
     """
-    kafka, batch = Kafka(), terms(size=20)
+    kafka = Kafka()
+    batch = terms(size=20)
     offer(kafka, batch)
     worker = Worker(kafka)
     day = 24 * 3600 * 1000
@@ -375,7 +397,8 @@ def test_old_windows_are_saved_in_time() -> None:
 
 def test_damaged_checkpoint_is_named() -> None:
     """A record in `windows` that cannot be read is refused in words, not by a bare crash."""
-    kafka, batch = Kafka(), terms(size=2)
+    kafka = Kafka()
+    batch = terms(size=2)
     offer(kafka, batch)
     kafka.append("windows", b"demo/x/0", b"?")
     filled(kafka, batch, 0)
@@ -386,7 +409,8 @@ def test_damaged_checkpoint_is_named() -> None:
 @pytest.mark.parametrize("damage", [b"?", None])
 def test_what_is_left_of_damaged_checkpoints_is_not_taken_up(damage: bytes | None) -> None:
     """A window that begins anew, as one of its checkpoints is lost, has nothing of the others."""
-    kafka, batch = Kafka(), terms(size=6)
+    kafka = Kafka()
+    batch = terms(size=6)
     offer(kafka, batch)
     worker = Worker(kafka, max_reread=1)
     for number in range(12):
@@ -401,8 +425,10 @@ def test_what_is_left_of_damaged_checkpoints_is_not_taken_up(damage: bytes | Non
 
 
 def test_retention_does_not_touch_what_is_needed() -> None:
-    """Reports below the committed mark may be deleted at any time."""
-    kafka, batch, busy = Kafka(), terms(size=5), terms(2, size=2)
+    """Reports below the committed offset may be deleted at any time."""
+    kafka = Kafka()
+    batch = terms(size=5)
+    busy = terms(2, size=2)
     offer(kafka, batch, busy)
     worker = Worker(kafka, max_reread=2)
     for number in range(5):
@@ -410,7 +436,7 @@ def test_retention_does_not_touch_what_is_needed() -> None:
         for junk in range(3):
             kafka.append("reports", b"demo", b"?%d" % junk)
         worker.run()
-        kafka.start["reports"] = kafka.mark or 0
+        kafka.start["reports"] = kafka.restart_offset or 0
         worker = Worker(kafka, max_reread=2).recovered()
 
     assert audit(kafka)[batch.batch_id]["total"] == 10

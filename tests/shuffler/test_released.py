@@ -74,7 +74,7 @@ def test_old_batches_stay_closed() -> None:
     released(kafka, 30)
     again = [terms(sequence, size=1) for sequence in range(1, 31)]
     offer(kafka, *again)
-    kafka.mark = None
+    kafka.restart_offset = None
 
     worker = Worker(kafka).recovered()
     assert worker.read["sums"] < 13
@@ -89,7 +89,8 @@ def test_old_batches_stay_closed() -> None:
 @pytest.mark.parametrize("ticked", [False, True])
 def test_aborted_before_it_was_saved(ticked: bool) -> None:
     """An aborted sum is released again before, or with, the list that has it; then no more."""
-    kafka, batch = Kafka(), terms(31, size=2)
+    kafka = Kafka()
+    batch = terms(31, size=2)
     worker = released(kafka, 30)
     offer(kafka, batch)
     filled(kafka, batch, 100)
@@ -172,7 +173,8 @@ def test_lost_sums_are_named(kept: int) -> None:
 
 def test_other_sums_are_named() -> None:
     """A topic that was made anew has other sums at these offsets."""
-    kafka, other = Kafka(), Kafka()
+    kafka = Kafka()
+    other = Kafka()
     released(kafka, 5, max_reread=0)
     released(other, 9, first=20, max_reread=1_000_000)
     kafka.topics["sums"] = other.topics["sums"]

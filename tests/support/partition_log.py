@@ -41,7 +41,7 @@ class Kafka:
     topics: dict[str, list[tuple[Record, bool]]] = field(default_factory=dict)
     start: dict[str, int] = field(default_factory=dict)  # deleted below
     marked: dict[str, int] = field(default_factory=dict)  # the end, where a marker is the last
-    mark: int | None = None
+    restart_offset: int | None = None
 
     def append(
         self,
@@ -94,7 +94,8 @@ class MemoryLog:
     """The runner's `Log` over a fake Kafka, in chunks of a few records."""
 
     def __init__(self, kafka: Kafka, chunk: int = 3) -> None:
-        self._kafka, self._chunk = kafka, chunk
+        self._kafka = kafka
+        self._chunk = chunk
         self.partition = 0
         self.ends: dict[str, int] = {}
         self.given: Counter[str] = Counter()  # records by topic
@@ -151,8 +152,8 @@ class Worker:
         self.kafka = kafka
         self.state = ShufflePartition(limits or Limits(), max_reread)
         log = MemoryLog(kafka)
-        begin = drive(self.state.recover(log, kafka.mark))  # type: ignore[arg-type]
-        self.side_position = log.ends.get("assignments", 0)
+        begin = drive(self.state.recover(log, kafka.restart_offset))  # type: ignore[arg-type]
+        self.control_position = log.ends.get("assignments", 0)
         self.position = max(begin, kafka.start.get("reports", 0))
         self.begin = self.position
         self.read = log.given
@@ -163,10 +164,10 @@ class Worker:
         return self
 
     def tail(self) -> None:
-        records = self.kafka.records("assignments", start=self.side_position)
+        records = self.kafka.records("assignments", start=self.control_position)
         if records:
-            self.state.side(records)
-            self.side_position = records[-1].offset + 1
+            self.state.control(records)
+            self.control_position = records[-1].offset + 1
 
     def feed(self, most: int | None = None) -> None:
         records = self.kafka.records("reports", committed=False, start=self.position)[:most]
@@ -188,9 +189,9 @@ class Worker:
             self.state.wrote(ends)
         return outputs
 
-    def commit_mark(self) -> int:
-        self.kafka.mark = self.state.mark()
-        return self.kafka.mark
+    def commit_restart_offset(self) -> int:
+        self.kafka.restart_offset = self.state.restart_offset()
+        return self.kafka.restart_offset
 
     def run(self, most: int | None = None) -> list[Output]:
         """One round of the runner's loop with all that goes well."""
@@ -198,7 +199,7 @@ class Worker:
         outputs = self.flush()
         self.feed(most)
         outputs += self.flush()
-        self.commit_mark()
+        self.commit_restart_offset()
         return outputs
 
 
@@ -287,7 +288,8 @@ def valid_reports(
             continue
         try:
             raw = json.loads(record.value or b"")
-            identity, ones = raw["id"], raw["ones"]
+            identity = raw["id"]
+            ones = raw["ones"]
             if raw["batch"] != batch or type(ones) is not int or len(identity) != 32:
                 continue
         except (ValueError, KeyError, TypeError):

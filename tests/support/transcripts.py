@@ -98,16 +98,17 @@ def _collect(
     window = open_window(terms.batch_id, terms)
     sampler = terms.mechanism.sampler(source.randbytes)
     if before:
-        before(done, terms.batch_id, terms.mechanism.bits)
+        before(done, terms.batch_id, terms.mechanism.max_ones)
     while not window.full:
-        report_id, reward = source.randbytes(16), source.random() < (0.9, 0.1)[batch.arm]
+        report_id = source.randbytes(16)
+        reward = source.random() < (0.9, 0.1)[batch.arm]
         ones = sampler.encode(reward)
         assert window.accept(report_id, ones, len(done.reports), 0) is None
         done.reports.append((done.key, encode_report(terms.batch_id, report_id, ones)))
         if within and len(window.ids) == batch.size // 2:
-            within(done, terms.batch_id, terms.mechanism.bits)
+            within(done, terms.batch_id, terms.mechanism.max_ones)
     if after:
-        after(done, terms.batch_id, terms.mechanism.bits)
+        after(done, terms.batch_id, terms.mechanism.max_ones)
     release = window.release()
     return encode_sum(release), release.total
 
@@ -136,7 +137,8 @@ class Writer:
     """Writes records of one experiment as the stages and clients do."""
 
     def __init__(self, settings: KafkaSettings, experiment: Experiment) -> None:
-        self.settings, self.experiment = settings, experiment
+        self.settings = settings
+        self.experiment = experiment
         self.key = experiment.name.encode()
         self.partition = kafka.partition_of(experiment.name, PARTITIONS)
 

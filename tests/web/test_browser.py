@@ -92,7 +92,7 @@ async def test_a_tampered_assignment_is_refused_in_the_page() -> None:
         said = await page.run("document.getElementById('message').textContent")
         await asyncio.sleep(WINDOW_S + 0.3)
         assert page.posts == []
-        assert site.outbox.sent == []
+        assert site.mixer.sent == []
 
     assert re.fullmatch(
         r"batch \S+: its noise gives delta = \S+, more than the stated 0\.000001: "
@@ -109,14 +109,14 @@ async def test_offline_and_back() -> None:
         await page.run("visit({'arm-0': 1, 'arm-1': 1})")
         await page.offline(True)
         await asyncio.sleep(WINDOW_S + 0.5)
-        assert site.outbox.sent == []
+        assert site.mixer.sent == []
         assert await page.run("bandit.ledger().reports[0].state") == "waiting"
         await page.offline(False)
         await page.until(SENT)
 
         bodies = {request.body for request in page.posts}
         assert len(bodies) == 1
-        assert len(site.outbox.sent) == 1
+        assert len(site.mixer.sent) == 1
 
 
 async def test_a_closed_tab() -> None:
@@ -129,12 +129,12 @@ async def test_a_closed_tab() -> None:
         kept = await first.run("bandit.ledger().reports[0]")
         await first.close()
         await asyncio.sleep(WINDOW_S + 0.3)
-        assert site.outbox.sent == []
+        assert site.mixer.sent == []
 
         second = await browser.page(profile)
         await second.open(url, "window.ready")
         await second.until(SENT)
-        [(_, _, value)] = site.outbox.sent
+        [(_, _, value)] = site.mixer.sent
         again = await second.run("bandit.choose()")
 
     assert chosen["arm"] == kept["arm"] == again
@@ -152,7 +152,7 @@ async def test_two_tabs_of_a_profile_are_one_visitor() -> None:
         await tabs[0].until(SENT)
 
         assert len({one["arm"] for one in chosen}) == 1
-        assert len({value for _, _, value in site.outbox.sent}) == 1
+        assert len({value for _, _, value in site.mixer.sent}) == 1
 
 
 async def test_the_shop_page() -> None:
@@ -163,7 +163,7 @@ async def test_the_shop_page() -> None:
     view.assignment(value)
     origins = f"http://localhost:{port}"
     async with running(posted=False, pages=pages(view), port=port, origins=origins) as site:
-        site.board.post(value, "shop")
+        site.assignments.post(value, "shop")
         async with chromium() as browser:
             page = await browser.page()
             await page.open(f"http://localhost:{port}/", "document.documentElement?.dataset.ready")
@@ -180,7 +180,7 @@ async def test_the_shop_page() -> None:
 
             assert [shown] == [request.body for request in page.posts]
             assert rows == 2
-            assert len(site.outbox.sent) == 1
+            assert len(site.mixer.sent) == 1
 
 
 def shop() -> Experiment:
@@ -215,7 +215,7 @@ async def test_a_hundred_visitors(broker: LocalBroker, tmp_path: Path) -> None:
     with workers(settings, tmp_path, "shuffle,agent"):
         async with serving(settings, PAGES) as gateway, chromium() as browser:
             async with asyncio.timeout(30):
-                while gateway.board.find("shop") is None:  # noqa: ASYNC110
+                while gateway.assignments.find("shop") is None:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
             visits: list[Visit] = []
             await asyncio.gather(*(_visitors(browser, port, visits) for _ in range(AT_ONCE)))

@@ -25,7 +25,8 @@ def node() -> str:
 
 def test_the_vectors_are_current() -> None:
     """The file is what the code makes now; floats may differ in their last digits elsewhere."""
-    stored, made = orjson.loads(make_vectors.FILE.read_bytes()), orjson.loads(make_vectors.dump())
+    stored = orjson.loads(make_vectors.FILE.read_bytes())
+    made = orjson.loads(make_vectors.dump())
     for before, now in zip(stored["terms"], made["terms"], strict=True):
         assert before.pop("certified_delta") == pytest.approx(now.pop("certified_delta"), rel=1e-12)
 

@@ -50,7 +50,9 @@ def exact(made: Mechanism) -> NDArray[np.float64]:
     """Each count's probability: negative binomials convolved by mpmath, or scipy's binomial."""
     if isinstance(made, DiscreteLaplace):
         return share_pmf(made.promise.honest, made.promise.effective_epsilon, made.clip)
-    chances: NDArray[np.float64] = stats.binom(made.trials, made.success).pmf(np.arange(made.bits))
+    chances: NDArray[np.float64] = stats.binom(made.trials, made.success).pmf(
+        np.arange(made.max_ones)
+    )
     return chances
 
 

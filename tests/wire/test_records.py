@@ -131,7 +131,8 @@ def test_a_definition_is_known_by_its_bytes() -> None:
 def test_sums_come_back() -> None:
     """With the estimate computed again from the total."""
     for value in DONE.sums:
-        found, raw = decode_sum(value), orjson.loads(value)
+        found = decode_sum(value)
+        raw = orjson.loads(value)
 
         assert (raw["batch"], raw["total"]) == (found.batch_id, found.total)
         assert (raw["digest"], raw["estimate"]) == (found.digest, found.estimate)

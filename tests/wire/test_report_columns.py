@@ -54,7 +54,8 @@ IDS = st.binary(min_size=16, max_size=16)
 @given(st.sampled_from(KNOWN), st.lists(st.tuples(IDS, st.integers(0, 10**10))))
 def test_written_together_as_alone(batch_id: str, reports: list[tuple[bytes, int]]) -> None:
     """Byte for byte; and what was written can be read."""
-    ids, ones = [i for i, _ in reports], [n for _, n in reports]
+    ids = [i for i, _ in reports]
+    ones = [n for _, n in reports]
 
     rows = encode_reports(batch_id, b"".join(ids), ones)
 
@@ -169,14 +170,17 @@ def test_blocks_among_records() -> None:
     values: list[bytes | None] = [*sent, b"?", None, *sent[:3], b"x" * 600, *sent]
     alone = [Record(100 + i, b"demo", value, 7) for i, value in enumerate(values)]
     rows = np.frombuffer(b"".join(sent), np.uint8).reshape(50, REPORT_BYTES)
-    keys, times = [b"demo"] * 50, np.full(50, 7)
+    keys = [b"demo"] * 50
+    times = np.full(50, 7)
     first, second = (Block(offset, keys, times, rows) for offset in (100, 156))
     mixed = [first, *alone[50:56], second]
 
-    expected, found = Chunk.of(alone), Chunk.of(mixed)
+    expected = Chunk.of(alone)
+    found = Chunk.of(mixed)
 
     for first, last in ((0, 106), (0, 1), (49, 53), (51, 106), (60, 60)):
-        one, other = expected.part(first, last), found.part(first, last)
+        one = expected.part(first, last)
+        other = found.part(first, last)
         assert one.by_batch() == other.by_batch()
         places = range(last - first)
         assert [values[first + i] or b"" for i in places] == [other.value(i) for i in places]

@@ -108,7 +108,8 @@ class Chaos:
         junk = self.broker.data / "junk"
         try:
             with junk.open("wb") as file:
-                offset, size = 0, 1 << 30
+                offset = 0
+                size = 1 << 30
                 while size >= 1 << 12:  # Kafka takes of it at the same time
                     try:
                         os.posix_fallocate(file.fileno(), offset, size)

@@ -126,7 +126,8 @@ async def damage_sums(site: Site, inputs: int) -> None:
 
 async def fuzz(site: Site, inputs: int) -> dict[str, Any]:
     """All inputs, in rounds, beside real experiments; what came of them."""
-    over, began = asyncio.Event(), time.monotonic()
+    over = asyncio.Event()
+    began = time.monotonic()
     site.start("agent", "agent,monitor")
     living = asyncio.ensure_future(live(site, over))
     try:

@@ -42,7 +42,8 @@ class Inputs:
         if self.chance.random() < 0.0004:
             kind = "giant"
         self.kinds[kind] += 1
-        chance, cut = self.chance, self.chance.randrange(len(sample) + 1)
+        chance = self.chance
+        cut = self.chance.randrange(len(sample) + 1)
         match kind:
             case "noise":
                 return chance.randbytes(chance.randrange(300))
@@ -71,7 +72,8 @@ class Inputs:
 
     def _odd(self, raw: Any, *, replace: bool) -> bytes:
         """One value somewhere replaced, or one key taken away, doubled or added."""
-        place, key = raw, self.chance.choice(list(raw))
+        place = raw
+        key = self.chance.choice(list(raw))
         while isinstance(place[key], dict | list) and place[key] and self.chance.random() < 0.8:
             place = place[key]
             key = self.chance.choice(list(place) if isinstance(place, dict) else range(len(place)))

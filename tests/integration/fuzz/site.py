@@ -83,7 +83,7 @@ class Site:
                 assignment = decode_assignment(value)
                 if assignment.state.open:
                     terms = assignment.terms(assignment.state.open[0])
-                    self.batch = (terms.batch_id, terms.mechanism.bits)
+                    self.batch = (terms.batch_id, terms.mechanism.max_ones)
             else:
                 decode_sum(value)
             self.samples[topic] = value or b""
@@ -109,7 +109,8 @@ class Site:
 
     def _report(self) -> bytes | None:
         """Nonsense made from a report to the open batch; now and then one that is almost right."""
-        chance, (batch_id, bits) = self.inputs.chance, self.batch
+        chance = self.inputs.chance
+        (batch_id, bits) = self.batch
         sample = encode_report(batch_id, chance.randbytes(16), bits // 2)
         if chance.random() > 0.1:
             return self.inputs.value(sample)
@@ -127,7 +128,8 @@ class Site:
 
     async def poison(self, topic: str, value: bytes) -> None:
         """Past aiokafka, which would not write such a batch."""
-        name, client = self.topic(topic), self.producer.client
+        name = self.topic(topic)
+        client = self.producer.client
         node = client.cluster.leader_for_partition(TopicPartition(name, 0))
         batch = unparsable(b"other", value)
         answer = await client.send(node, ProduceRequest(None, -1, 5_000, [(name, [(0, batch)])]))
@@ -149,7 +151,8 @@ class Site:
 
     async def caught_up(self, limit_s: float = 300) -> None:
         """Until all that stands on the topics now has been counted."""
-        due, deadline = await self.due(), time.monotonic() + limit_s
+        due = await self.due()
+        deadline = time.monotonic() + limit_s
         while True:
             counted = await self.counted()
             if all(a >= b for a, b in zip(counted, due, strict=True)):

@@ -53,7 +53,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_text_json_and_page(folder: Path, tmp_path: Path) -> None:
     """The same verdict in all three; the page needs no other file."""
-    log, definition, html = str(folder / "clear.csv"), str(folder / "log.toml"), tmp_path / "r.html"
+    log = str(folder / "clear.csv")
+    definition = str(folder / "log.toml")
+    html = tmp_path / "r.html"
     shown = run(log, "-e", definition, "--through", "memory", "--html", str(html))
     found = run(log, "-e", definition, "--through", "memory", "--json")
     page = html.read_text()
@@ -172,7 +174,8 @@ def test_the_open_bandit_dataset(tmp_path: Path) -> None:
         assert 10_000 == found["rows"]["usable"] == found["rows"]["read"]
         assert 7 == len(found["days"])
         assert any("three rows" in warning for warning in found["warnings"])
-    uniform, weighted = reports["random", "rejection"], reports["bts", "weighted"]
+    uniform = reports["random", "rejection"]
+    weighted = reports["bts", "weighted"]
     assert uniform["choice_p"] > 1e-3
     assert sum(a["rows"] for a in uniform["arms"]) == 10_000
     assert 0 < weighted["rows"]["kept_by_weight"] < 0.5

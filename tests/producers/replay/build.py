@@ -76,10 +76,11 @@ def write_drawn(path: Path, seed: int, rows: int, means: Sequence[float]) -> Pat
 
 
 class Service:
-    """Both stages in memory, behind the client's link; `dies_after` reports its client is cut."""
+    """Both stages in memory, behind a client's transport; `dies_after` reports it is cut."""
 
     def __init__(self, definition: Experiment) -> None:
-        self.experiment, self.agent = definition, Agent(definition)
+        self.experiment = definition
+        self.agent = Agent(definition)
         self.state = self.agent.begin()
         self.windows: dict[str, Window] = {}
         self.duplicates = self.late = 0

@@ -83,9 +83,10 @@ async def test_both_drivers_agree(
 ) -> None:
     """The same sums, decisions, rows and moments for the same noise."""
     definition = experiment(**changes)
-    plan, service = Plan(definition, mode, compare=False), Service(definition)
+    plan = Plan(definition, mode, compare=False)
+    service = Service(definition)
     streamed = await session.through_kafka(
-        Settings(), log(clear), plan, tmp_path / "at", link=service, _key=KEY
+        Settings(), log(clear), plan, tmp_path / "at", transport=service, _key=KEY
     )
     direct = session.in_memory(log(clear), plan, _key=KEY)
 
@@ -102,14 +103,16 @@ async def test_both_drivers_agree_on_weights(tmp_path: Path) -> None:
         for i, (arm, reward) in enumerate(zip(chunk.arms, chunk.rewards, strict=True))
     ]
     path = write(tmp_path / "p.csv", ("arm", "reward", "p"), rows)
-    columns, plan = Columns(propensity="p"), Plan(experiment(), Mode.WEIGHTED, compare=False)
-    service, at = Service(experiment()), tmp_path / "at"
+    columns = Columns(propensity="p")
+    plan = Plan(experiment(), Mode.WEIGHTED, compare=False)
+    service = Service(experiment())
+    at = tmp_path / "at"
     with cut(service, 500), pytest.raises(Unavailable):
         await session.through_kafka(
-            Settings(), log(path, columns=columns), plan, at, link=service, _key=KEY
+            Settings(), log(path, columns=columns), plan, at, transport=service, _key=KEY
         )
     streamed = await session.through_kafka(
-        Settings(), log(path, columns=columns), plan, at, link=service, _key=KEY
+        Settings(), log(path, columns=columns), plan, at, transport=service, _key=KEY
     )
     direct = session.in_memory(log(path, columns=columns), plan, _key=KEY)
 
@@ -125,14 +128,19 @@ async def test_an_interrupted_replay_goes_on_and_counts_nothing_twice(
     """Cut a dozen times, in mid-batch and at its end: the result is that of an unbroken run."""
     monkeypatch.setattr("producers.replay.stream._MOST_AT_ONCE", 50)
     definition = experiment(order=order)
-    plan, service = Plan(definition, mode, compare=False), Service(definition)
+    plan = Plan(definition, mode, compare=False)
+    service = Service(definition)
     path = tmp_path / "at"
     for after in (0, 1, 31, 32, 33, 64, 65, 100, 200, 300, 500, 1000):
         with cut(service, after), pytest.raises(Unavailable):
-            await session.through_kafka(Settings(), log(clear), plan, path, link=service, _key=KEY)
+            await session.through_kafka(
+                Settings(), log(clear), plan, path, transport=service, _key=KEY
+            )
         # Left to the garbage collector, a reader can be waited for where it cannot end.
         assert not [thread for thread in threading.enumerate() if READER in thread.name]
-    ended = await session.through_kafka(Settings(), log(clear), plan, path, link=service, _key=KEY)
+    ended = await session.through_kafka(
+        Settings(), log(clear), plan, path, transport=service, _key=KEY
+    )
     direct = session.in_memory(log(clear), plan, _key=KEY)
 
     assert service.duplicates > 0
@@ -140,19 +148,21 @@ async def test_an_interrupted_replay_goes_on_and_counts_nothing_twice(
     assert service.state == direct.runs[0].state
     assert KEY.hex() not in path.read_text()
     with pytest.raises(ConfigurationError, match="this replay has ended"):
-        await session.through_kafka(Settings(), log(clear), plan, path, link=service)
+        await session.through_kafka(Settings(), log(clear), plan, path, transport=service)
 
 
 async def test_the_key_survives_an_interruption(clear: Path, tmp_path: Path) -> None:
     """Drawn from the system once; the file is for its owner only."""
     definition = experiment()
-    plan, service, path = Plan(definition, compare=False), Service(definition), tmp_path / "at"
+    plan = Plan(definition, compare=False)
+    service = Service(definition)
+    path = tmp_path / "at"
     service.dies_after = 40
     with pytest.raises(Unavailable):
-        await session.through_kafka(Settings(), log(clear), plan, path, link=service)
+        await session.through_kafka(Settings(), log(clear), plan, path, transport=service)
     key = bytes.fromhex(path.read_text().split('"key":"')[1][:64])
     service.dies_after = None
-    ended = await session.through_kafka(Settings(), log(clear), plan, path, link=service)
+    ended = await session.through_kafka(Settings(), log(clear), plan, path, transport=service)
 
     assert 0o600 == path.stat().st_mode & 0o777
     assert ended.runs[0] == session.in_memory(log(clear), plan, _key=key).runs[0]
@@ -161,15 +171,16 @@ async def test_the_key_survives_an_interruption(clear: Path, tmp_path: Path) -> 
 async def test_another_log_or_mode_does_not_go_on(clear: Path, tmp_path: Path) -> None:
     """The position belongs to one replay."""
     definition = experiment()
-    service, path = Service(definition), tmp_path / "at"
+    service = Service(definition)
+    path = tmp_path / "at"
     service.dies_after = 40
     with pytest.raises(Unavailable):
         await session.through_kafka(
-            Settings(), log(clear), Plan(definition, compare=False), path, link=service
+            Settings(), log(clear), Plan(definition, compare=False), path, transport=service
         )
     with pytest.raises(ConfigurationError, match="belongs to another log"):
         await session.through_kafka(
-            Settings(), log(clear), Plan(definition, Mode.QUEUE), path, link=service
+            Settings(), log(clear), Plan(definition, Mode.QUEUE), path, transport=service
         )
 
 
@@ -180,7 +191,7 @@ async def test_an_experiment_that_has_begun_is_refused(clear: Path, tmp_path: Pa
     service.state = service.agent.fold(service.state, 1, 1.0)
     with pytest.raises(ConfigurationError, match="has begun already"):
         await session.through_kafka(
-            Settings(), log(clear), Plan(definition), tmp_path / "at", link=service
+            Settings(), log(clear), Plan(definition), tmp_path / "at", transport=service
         )
 
 
@@ -193,7 +204,7 @@ async def test_no_agent_answers(clear: Path, tmp_path: Path) -> None:
         patch.setattr("producers.replay.stream.Follower.until", _soon(0.1))
         with pytest.raises(Unavailable, match="no agent answers: start one with shufflebandit run"):
             await session.through_kafka(
-                settings, log(clear), Plan(experiment()), tmp_path / "at", link=service
+                settings, log(clear), Plan(experiment()), tmp_path / "at", transport=service
             )
 
 
@@ -209,14 +220,20 @@ async def test_a_damaged_log_sends_nothing(tmp_path: Path) -> None:
     path = write_drawn(tmp_path / "late.csv", 3, 5_000, MEANS)
     with path.open("a") as file:
         file.write("a,7\n")
-    service, created = Service(experiment()), []
+    service = Service(experiment())
+    created = []
 
     async def create() -> None:
         created.append(1)
 
     with pytest.raises(InvalidInput, match=r"late\.csv:5002: reward = 7"):
         await session.through_kafka(
-            Settings(), log(path), Plan(experiment()), tmp_path / "at", link=service, create=create
+            Settings(),
+            log(path),
+            Plan(experiment()),
+            tmp_path / "at",
+            transport=service,
+            create=create,
         )
     assert [] == created
     assert all(not window.ids for window in service.windows.values())
@@ -230,11 +247,12 @@ async def test_the_log_s_own_pace(tmp_path: Path) -> None:
         for i, (arm, reward) in enumerate(zip(chunk.arms, chunk.rewards, strict=True))
     ]
     path = write(tmp_path / "timed.csv", ("arm", "reward", "time"), rows)
-    columns, plan = Columns(time="time"), Plan(experiment(), compare=False)
+    columns = Columns(time="time")
+    plan = Plan(experiment(), compare=False)
     began = time.monotonic()
     paced = await session.through_kafka(
         Settings(), log(path, columns=columns), plan, tmp_path / "at",
-        speed=50, link=Service(experiment()), _key=KEY,
+        speed=50, transport=Service(experiment()), _key=KEY,
     )  # fmt: skip
     took = time.monotonic() - began
 
@@ -243,14 +261,20 @@ async def test_the_log_s_own_pace(tmp_path: Path) -> None:
     assert direct.runs[0] == paced.runs[0]
     with pytest.raises(ConfigurationError, match="needs --time-column"):
         await session.through_kafka(
-            Settings(), log(path), plan, tmp_path / "other", speed=1, link=Service(experiment())
+            Settings(),
+            log(path),
+            plan,
+            tmp_path / "other",
+            speed=1,
+            transport=Service(experiment()),
         )
 
 
 def test_regret_counts_the_whole_horizon(clear: Path) -> None:
     """By the log's own rates: users by arm times gap, then the winner's gap, which is 0."""
     found = session.in_memory(log(clear), Plan(experiment()), _key=KEY)
-    rates, run = found.survey.rates, found.runs[0]
+    rates = found.survey.rates
+    run = found.runs[0]
     expected = sum(n * (rates.max() - r) for n, r in zip(run.taken, rates, strict=True))
     agents = {agent["name"].split(" (")[0]: agent for agent in report(found)["agents"]}
 

@@ -60,7 +60,8 @@ def test_a_new_matcher_goes_on_where_another_stood(mode: Mode) -> None:
     pieces = [chunk(arms[i : i + 37], "0" * 37, i) for i in range(0, 370, 37)]
 
     def play(found: Matcher, asks: list[dict[int, int]]) -> tuple[list[object], Place]:
-        feed, taken = iter(pieces), []
+        feed = iter(pieces)
+        taken = []
         for ask in asks:
             left = dict(ask)
             while left:
@@ -72,7 +73,8 @@ def test_a_new_matcher_goes_on_where_another_stood(mode: Mode) -> None:
                     found.feed(next(feed))
         return [r for r in taken if r], found.place
 
-    first, second = [{0: 13}, {0: 9, 1: 5}, {1: 20}], [{0: 17}, {1: 3}]
+    first = [{0: 13}, {0: 9, 1: 5}, {1: 20}]
+    second = [{0: 17}, {1: 3}]
     flat = play(matcher(mode), first + second)[0]
     begun, place = play(matcher(mode), first)
     resumed = play(matcher(mode, begins=place), second)[0]

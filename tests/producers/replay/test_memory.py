@@ -9,7 +9,8 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-ROWS, TIMES = 2_000_000, 4  # the shorter log fills the 64 MB that arrow reads ahead
+ROWS = 2_000_000
+TIMES = 4  # the shorter log fills the 64 MB that arrow reads ahead
 MARGIN_MB = 24  # of 222 MB that the longer log has more
 DEFINITION = """
 name = "long"
@@ -37,7 +38,8 @@ def peak_mb(*command: str) -> float:
 
 def write(path: Path, times: int, chances: list[float]) -> Path:
     """Rows of 37 bytes; the same ones again and again."""
-    rng, rows = np.random.default_rng(5), ROWS // 10
+    rng = np.random.default_rng(5)
+    rows = ROWS // 10
     arms = np.array(list("abcd"))[rng.choice(4, rows, p=chances)].tolist()
     clicks = (rng.random(rows) < 0.1).astype(int).tolist()
     lines = zip(range(rows), arms, clicks, strict=True)

@@ -61,7 +61,8 @@ def test_a_stream_is_one_stream_however_it_is_read() -> None:
 def test_ids_are_new_for_every_report() -> None:
     """And the same again for the same batch and key."""
     made = mechanism("discrete-laplace", "exact", 100)
-    noise, again = BatchNoise(made, KEY, "1.x"), BatchNoise(made, KEY, "1.x")
+    noise = BatchNoise(made, KEY, "1.x")
+    again = BatchNoise(made, KEY, "1.x")
     ids = noise.ids(500) + noise.ids(500)
 
     assert len({ids[i : i + 16] for i in range(0, 16_000, 16)}) == 1000

@@ -236,7 +236,9 @@ def test_times_in_every_spelling() -> None:
 
 def test_seen_users_against_a_set() -> None:
     """The sorted runs give what a plain set gives."""
-    rng, seen, known = np.random.default_rng(3), SeenUsers(), set()
+    rng = np.random.default_rng(3)
+    seen = SeenUsers()
+    known = set()
     for _ in range(200):
         hashes = rng.integers(0, 5_000, rng.integers(1, 100)).astype(np.uint64)
         expected = []

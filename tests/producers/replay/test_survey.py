@@ -25,7 +25,8 @@ def surveyed(log: Chunk, arms: int) -> Survey:
 
 
 def made(seed: int, shares: list[float], days: int = 1, drift: float = 0.0) -> Chunk:
-    rng, rows = np.random.default_rng(seed), 20_000
+    rng = np.random.default_rng(seed)
+    rows = 20_000
     arms = rng.choice(len(shares), rows, p=shares).astype(np.int16)
     times = np.linspace(0, days * DAY - 1, rows)
     rewards = (rng.random(rows) < 0.1 + drift * (times > DAY)).astype(float)
