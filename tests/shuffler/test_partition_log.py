@@ -447,4 +447,4 @@ def test_record_type_is_enough() -> None:
     state = Worker(Kafka()).state
 
     assert not state.feed([Record(0, b"demo", b"?", 0)], refreshed=False)
-    assert state.refused[Refusal.MALFORMED] == 1
+    assert state.counts()[Refusal.MALFORMED] == 1
