@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 MATH = Path("stream_app/core/MATH.md")
 RULES = Path("stream_app/kafka/RULES.md")
@@ -62,6 +60,11 @@ def code() -> list[Path]:
     ]
 
 
+def only_broken(found: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The files whose references do not all lead somewhere."""
+    return {file: broken for file, broken in found.items() if broken}
+
+
 @cache
 def read(file: Path) -> str:
     """Its text; empty if there is none."""
@@ -100,29 +103,35 @@ def broken_links(file: Path, text: str) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("file", documents(), ids=str)
-def test_links(file: Path) -> None:
-    assert [] == broken_links(file, read(file))
+def test_links() -> None:
+    broken = {str(file): broken_links(file, read(file)) for file in documents()}
+
+    assert {} == only_broken(broken)
 
 
-@pytest.mark.parametrize("file", documents(), ids=str)
-def test_paths_in_documents(file: Path) -> None:
+def test_paths_in_documents() -> None:
     """What stands in `code` and begins like a path of the repository is one."""
-    spans = " ".join(_CODE.findall(_FENCE.sub("", read(file))))
+    spans = {file: " ".join(_CODE.findall(_FENCE.sub("", read(file)))) for file in documents()}
+    broken = {str(file): broken_paths(text) for file, text in spans.items()}
 
-    assert [] == broken_paths(spans)
+    assert {} == only_broken(broken)
 
 
-@pytest.mark.parametrize("file", documents(), ids=str)
-def test_imports_of_examples(file: Path) -> None:
+def test_imports_of_examples() -> None:
     """What Python examples import is there."""
-    examples = [body for language, body in _FENCE.findall(read(file)) if language == "python"]
-    for example in examples:
-        for node in ast.walk(ast.parse(example)):
-            if isinstance(node, ast.ImportFrom):
-                module = importlib.import_module(str(node.module))
+    blocks = [block for file in documents() for block in _FENCE.findall(read(file))]
+    imports = [
+        (node.module, name.name)
+        for language, example in blocks
+        if language == "python"
+        for node in ast.walk(ast.parse(example))
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    ]
 
-                assert [] == [a.name for a in node.names if not hasattr(module, a.name)]
+    assert imports
+    for module, name in imports:
+        assert hasattr(importlib.import_module(str(module)), name), (module, name)
 
 
 def test_nothing_outside_the_repository_is_named() -> None:
@@ -197,34 +206,39 @@ def broken_documents(file: Path, text: str) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("file", code(), ids=str)
-def test_references_of_code(file: Path) -> None:
+def test_references_of_code() -> None:
     """Sections of the mathematics, rules, documents with their headings."""
-    broken = [
-        reference
-        for text in texts(file)
-        for reference in (
-            *broken_sections(text, read(MATH), read(RULES)),
-            *broken_documents(file, text),
-        )
-    ]
+    math = read(MATH)
+    rules = read(RULES)
+    broken: dict[str, list[str]] = {}
+    for file in code():
+        found = broken.setdefault(str(file), [])
+        for text in texts(file):
+            found += broken_sections(text, math, rules)
+            found += broken_documents(file, text)
 
-    assert [] == broken
-
-
-@pytest.mark.parametrize("file", code(), ids=str)
-def test_paths_in_code(file: Path) -> None:
-    assert [] == [path for text in texts(file) for path in broken_paths(text)]
+    assert {} == only_broken(broken)
 
 
-@pytest.mark.parametrize(
-    "file", [f for f in code() if f.suffix == ".py" and f.parts[0] in PACKAGES], ids=str
-)
-def test_messages_name_the_document_that_helps(file: Path) -> None:
+def test_paths_in_code() -> None:
+    broken = {
+        str(file): [path for text in texts(file) for path in broken_paths(text)] for file in code()
+    }
+
+    assert {} == only_broken(broken)
+
+
+def test_messages_name_the_document_that_helps() -> None:
     """The README only opens doors: a message sends its reader to where the thing stands."""
-    messages = [text for text, documented in strings(read(file)) if not documented]
+    vague = {
+        str(file): [
+            text for text, documented in strings(read(file)) if "README" in text and not documented
+        ]
+        for file in code()
+        if file.suffix == ".py" and file.parts[0] in PACKAGES
+    }
 
-    assert [] == [text for text in messages if "README" in text]
+    assert {} == only_broken(vague)
 
 
 # --- The finders themselves ----------------------------------------------------------------------
