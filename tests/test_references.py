@@ -34,7 +34,9 @@ _PATH = re.compile(r"(?<![\w./-])(?:stream_app|producers|deploy|tests|\.github|\
 _MATH_SECTION = re.compile(r"\bMATH (\d+)(?:\.(\d+))?")
 _RULE = re.compile(r"\bRULES (\d+)")
 # A document, then perhaps one of its headings: README, "Privacy" or SECURITY.md, Coalitions.
-_DOCUMENT = re.compile(r"(README|[\w./-]*\w\.md)\b(?:, (?:\"([^\"]+)\"|([A-Z][a-z]\w*)))?")
+_DOCUMENT = re.compile(
+    r"(?<![\w./-])(README|[\w./-]*\w\.md)\b(?:, (?:\"([^\"]+)\"|([A-Z][a-z]\w*)))?"
+)
 
 
 @cache
@@ -180,13 +182,18 @@ def broken_paths(text: str) -> list[str]:
     return [path for path in _PATH.findall(text) if not list(ROOT.glob(path.rstrip("/")))]
 
 
+@cache
+def sections(math: str) -> dict[str, str]:
+    """The numbered sections of the mathematics."""
+    parts = _SECTION.split(math)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
 def broken_sections(text: str, math: str, rules: str) -> list[str]:
     """Sections of the mathematics, or of its numbered points, and rules that do not exist."""
-    parts = _SECTION.split(math)
-    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     broken = []
     for number, point in _MATH_SECTION.findall(text):
-        body = sections.get(number)
+        body = sections(math).get(number)
         points = _ITEM.findall(body or "") + re.findall(rf"(?m)^### {number}\.(\d+)", body or "")
         if body is None or (point and point not in points):
             broken.append(f"MATH {number}" + (f".{point}" if point else ""))
