@@ -212,7 +212,7 @@ def describe(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{where}: missing; it must be set"
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"{where}: unknown setting; check its spelling against the README"
+        return f"{where}: unknown setting; check its spelling against deploy/OPERATING.md, Settings"
     if "password" in f"{where} {first['input']}":  # a whole section is an input, too
         return f"{where}: {first['msg'].lower()}"
     return f"{where} = {str(first['input'])[:80]!r}: {first['msg'][:1].lower()}{first['msg'][1:]}"
