@@ -6,9 +6,11 @@ files, `SHUFFLEBANDIT_<SECTION>_<FIELD>` variables and the documentation derive 
 """
 
 import dataclasses
+import difflib
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
@@ -187,22 +189,62 @@ class Settings:
 _SETTINGS: TypeAdapter[Settings] = TypeAdapter(Settings)
 
 
+# Variables with our prefix that are no settings of a worker: the settings' file, the folder of the
+# local Kafka, and what Grafana's provisioning reads.
+_OTHER_VARIABLES = frozenset(
+    f"SHUFFLEBANDIT_{name}" for name in ("CONFIG", "CACHE", "PROMETHEUS_URL", "DASHBOARDS")
+)
+# What Kubernetes sets for a service that is called shufflebandit-something (service links).
+_SERVICE_LINK = re.compile(
+    r"SHUFFLEBANDIT_\w*?(_SERVICE_HOST|_SERVICE_PORT(_\w+)?"
+    r"|_PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)"
+)
+_LINK_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+
+
 def load_settings(path: Path | None, environment: Mapping[str, str] | None = None) -> Settings:
-    """Settings from a TOML file, then the environment over it."""
+    """Settings from a TOML file, then the environment over it.
+
+    A variable with our prefix that names no setting is refused, as an unknown key of a file is: a
+    limit that is mistyped would silently not exist.
+    """
     raw = read_toml(path) if path is not None else {}
     source = str(path) if path is not None else "settings"
-    for section in dataclasses.fields(Settings):
-        assert isinstance(section.default_factory, type)
-        for option in dataclasses.fields(section.default_factory):
-            variable = f"SHUFFLEBANDIT_{section.name}_{option.name}".upper()
-            value = (os.environ if environment is None else environment).get(variable)
-            if value is not None:
-                table(raw, section.name)[option.name] = value
+    options = _options()
+    given = os.environ if environment is None else environment
+    for variable, value in given.items():
+        if not variable.startswith("SHUFFLEBANDIT_") or variable in _OTHER_VARIABLES:
+            continue
+        if _SERVICE_LINK.fullmatch(variable) or (
+            variable.endswith("_PORT") and _LINK_ADDRESS.match(value)
+        ):
+            continue
+        if variable not in options:
+            raise ConfigurationError(_unknown_variable(variable, [*options, *_OTHER_VARIABLES]))
+        section, option = options[variable]
+        table(raw, section)[option] = value
     try:
         settings = _SETTINGS.validate_python(raw)
     except ValidationError as error:
         raise ConfigurationError(f"{source}: {describe(error)}") from None
     return settings
+
+
+def _options() -> dict[str, tuple[str, str]]:
+    """Section and field of every setting, by its variable."""
+    found: dict[str, tuple[str, str]] = {}
+    for section in dataclasses.fields(Settings):
+        assert isinstance(section.default_factory, type)
+        for option in dataclasses.fields(section.default_factory):
+            variable = f"SHUFFLEBANDIT_{section.name}_{option.name}".upper()
+            found[variable] = (section.name, option.name)
+    return found
+
+
+def _unknown_variable(variable: str, known: Sequence[str]) -> str:
+    # Without its value: a password may be in it.
+    near = difflib.get_close_matches(variable, known, n=1, cutoff=0.0)[0]
+    return f"{variable}: names no setting; the nearest is {near}; correct it, or unset it"
 
 
 def describe(error: ValidationError) -> str:
