@@ -13,23 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from producers.replay import columns as cells
-from producers.replay.columns import Columns, Format
-from producers.replay.files import Source, detect
+from producers.replay.arrow import timestamps
+from producers.replay.columns import Columns
+from producers.replay.files import Source
+from producers.replay.formats import detect
+from producers.replay.log_format import LogFormat
 from producers.replay.records import Column, Table
-from producers.replay.tables import read, timestamps
 from stream_app.core.experiment import MAX_ARMS
 from stream_app.errors import ConfigurationError, InvalidInput
 
 Floats = NDArray[np.float64]
-_FIRST_FEW = 3
-_NO_ARM = -1
+_FIRST_FEW = 3  # rows that a reason is shown with: enough to look one up, and still one line
+_NO_ARM = -1  # among codes of arms, which count from 0
+_LISTED = 8  # arms in a message that is to stay one line
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive usable rows; `start` is the first one's place among all usable rows."""
+class LoggedRows:
+    """Consecutive usable rows."""
 
-    start: int
+    start: int  # the first one's number among all usable rows, from 0
     arms: NDArray[np.int16]
     rewards: Floats
     times: Floats | None = None
@@ -56,6 +59,7 @@ class Skipped:
 class SeenUsers:
     """Which users have had their event: 8 bytes of hash for each, in sorted runs (16 in a merge).
 
+    The simple twin is a set, with which a test compares it; that takes 70 bytes for each user.
     Two users share a hash with probability n^2 / 2^65: 3e-6 for ten million users.
     """
 
@@ -65,12 +69,12 @@ class SeenUsers:
     def first(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Which of these are the first of their user; they are seen from now on."""
         fresh = np.zeros(len(hashes), dtype=np.bool_)
-        distinct, places = np.unique(hashes, return_index=True)
+        distinct, indices = np.unique(hashes, return_index=True)
         known = np.zeros(len(distinct), dtype=np.bool_)
         for run in self._runs:
             at = np.minimum(np.searchsorted(run, distinct), len(run) - 1)
             known |= run[at] == distinct
-        fresh[places[~known]] = True
+        fresh[indices[~known]] = True
         added = distinct[~known]
         if len(added):
             while self._runs and len(self._runs[-1]) <= len(added):
@@ -80,37 +84,38 @@ class SeenUsers:
         return fresh
 
 
-class Log:
+class TrafficLog:
     """A log that can be read again and again; what it left out is of the newest reading."""
 
     def __init__(
         self,
         sources: Sequence[Source],
         columns: Columns,
-        form: Format = Format.AUTO,
+        form: LogFormat | None = None,
         arms: Sequence[str] | None = None,
     ) -> None:
         self.sources = list(sources)
         self.form = detect(sources[0], form)
-        self.columns = columns.for_format(self.form)
-        self._given = form
+        self.columns = columns.with_defaults(self.form.columns)
+        self._asked = form
         self._known_arms = None if arms is None else tuple(arms)
         self.arms: list[str] = list(arms or ())
         self._reset()
 
     def _reset(self) -> None:
-        self.rows = self.filtered = 0
+        self.rows = 0
+        self.filtered = 0
         self.skipped: dict[str, Skipped] = {}
         self._codes = {arm: i for i, arm in enumerate(self.arms)}
         self._seen = SeenUsers()
         self._usable = 0
 
-    def chunks(self) -> Generator[Chunk, None, None]:
+    def chunks(self) -> Generator[LoggedRows, None, None]:
         """All usable rows in order; to be closed. Raises ConfigurationError, InvalidInput."""
         self._reset()
         for source in self.sources:
-            form = detect(source, self._given)
-            for table in read(source, form, self.columns.named()):
+            form = detect(source, self._asked)
+            for table in form.read(source, self.columns.named()):
                 chunk = self._checked(source.name, table)
                 if len(chunk):
                     self._usable += len(chunk)
@@ -123,7 +128,7 @@ class Log:
                 f"{f'; --where left out {self.filtered:,}' if self.filtered else ''}"
             )
 
-    def _checked(self, name: str, table: Table) -> Chunk:
+    def _checked(self, name: str, table: Table) -> LoggedRows:
         numbers = table.numbers
         columns = self.columns
         self.rows += len(numbers) + len(table.unreadable)
@@ -138,7 +143,7 @@ class Log:
         propensities = self._propensities(name, table, keep)
         times = self._times(name, table, keep)
         self._one_per_user(name, table, keep)
-        return Chunk(
+        return LoggedRows(
             self._usable,
             arms[keep],
             rewards[keep],
@@ -171,22 +176,21 @@ class Log:
         self._drop(keep, arms == _NO_ARM, "no arm", name, table)
         return arms
 
-    def _code(self, value: object, name: str, table: Table, column: Column, place: int) -> int:
+    def _code(self, value: object, name: str, table: Table, column: Column, index: int) -> int:
+        """An arm's code; `index` is the value's among the column's."""
         if cells.missing(value):
             return _NO_ARM
         arm = cells.text(value) or ""
-        if self.form is Format.DSJSON and self._known_arms and arm.isdigit():
-            # Actions are numbered from 1, in the order of the experiment's arms.
-            number = int(arm)
-            arm = self.arms[number - 1] if 0 < number <= len(self.arms) else arm
+        if self._known_arms:
+            arm = self.form.arm_name(arm, self._known_arms)
         code = self._codes.get(arm)
         if code is not None:
             return code
-        line = int(table.numbers[np.flatnonzero(column.codes == place)[0]])
+        line = int(table.numbers[np.flatnonzero(column.codes == index)[0]])
         if self._known_arms is not None:
             raise InvalidInput(
                 f"{name}:{line}: the experiment has no arm {arm[:80]!r}, only "
-                f"{', '.join(self.arms[:8])}{', ...' if len(self.arms) > 8 else ''}; "
+                f"{', '.join(self.arms[:_LISTED])}{', ...' if len(self.arms) > _LISTED else ''}; "
                 f"--where {self.columns.arm}=... keeps some rows only"
             )
         if len(self.arms) == MAX_ARMS:
@@ -248,9 +252,9 @@ class Log:
         table: Table,
     ) -> None:
         if bad.any():
-            place = int(np.flatnonzero(bad)[0])
+            first = int(np.flatnonzero(bad)[0])
             raise InvalidInput(
-                f"{name}:{int(table.numbers[place])}: {what} = {values[place]:g}: must be {allowed}"
+                f"{name}:{int(table.numbers[first])}: {what} = {values[first]:g}: must be {allowed}"
                 f"; is --{what}-column {getattr(self.columns, what)} the right one?"
             )
 
@@ -261,9 +265,9 @@ class Log:
         absent = column.map(cells.missing, True, np.bool_)
         self._drop(keep, absent, "no user", name, table)
         hashes = np.append(_hashes(column.values), np.uint64(0))[column.codes]
-        places = np.flatnonzero(keep)
+        kept = np.flatnonzero(keep)
         again = np.zeros(len(keep), dtype=np.bool_)
-        again[places[~self._seen.first(hashes[places])]] = True
+        again[kept[~self._seen.first(hashes[kept])]] = True
         self._drop(keep, again, "user seen before", name, table)
 
 

@@ -92,7 +92,7 @@ def _days(found: dict[str, Any]) -> str:
 
 
 class _Scale:
-    """From values to places in the picture."""
+    """From values to coordinates of the picture."""
 
     def __init__(self, values: list[float], low: float, high: float, *, log: bool) -> None:
         self._log = log and min(values, default=1) > 0
@@ -105,7 +105,7 @@ class _Scale:
         self._high = high
 
     def at(self, value: float) -> float:
-        """A value's place."""
+        """A value's coordinate."""
         first = self.first
         last = self.last
         here = value

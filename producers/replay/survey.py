@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from producers.replay.log import Chunk, Floats
+from producers.replay.log import Floats, LoggedRows
 
 # A warning that is wrong has this probability, for each of the tests.
 LEVEL = 1e-3
@@ -47,7 +47,7 @@ class Survey:
     last_s: float | None = None
     backwards: int = 0  # rows that are earlier than the row before
 
-    def add(self, chunk: Chunk, arms: int) -> None:
+    def add(self, chunk: LoggedRows, arms: int) -> None:
         """Count some more rows; `arms` is how many are known by now."""
         self._grow(arms)
         self.rows += len(chunk)
@@ -58,7 +58,7 @@ class Survey:
         if chunk.times is not None:
             self._add_times(chunk, chunk.times, arms)
 
-    def _add_propensities(self, chunk: Chunk, propensities: Floats, arms: int) -> None:
+    def _add_propensities(self, chunk: LoggedRows, propensities: Floats, arms: int) -> None:
         self.weighted = True
         inverse = 1 / propensities
         self.inverse += np.bincount(chunk.arms, inverse, arms)
@@ -67,7 +67,7 @@ class Survey:
         np.minimum.at(self.least, chunk.arms, propensities)
         self.most = max(self.most, float(propensities.max()))
 
-    def _add_times(self, chunk: Chunk, times: Floats, arms: int) -> None:
+    def _add_times(self, chunk: LoggedRows, times: Floats, arms: int) -> None:
         before = times[0] if self.last_s is None else self.last_s
         self.backwards += int(np.sum(np.diff(times, prepend=before) < 0))
         self.first_s = float(min(times.min(), np.inf if self.first_s is None else self.first_s))
