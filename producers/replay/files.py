@@ -17,6 +17,7 @@ from stream_app.errors import InvalidInput, Unavailable
 
 _GZIP = b"\x1f\x8b"  # RFC 1952
 _ZSTD = b"\x28\xb5\x2f\xfd"  # RFC 8878
+# Behind the ending that tells the format; what a file is compressed with, its first bytes tell.
 _COMPRESSED = (".gz", ".zst")
 # Read of each end of a file to tell logs apart: no two real logs begin and end alike for 64 KiB.
 _FINGERPRINT_BYTES = 1 << 16

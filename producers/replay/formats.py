@@ -16,9 +16,11 @@ FORMATS: tuple[LogFormat, ...] = (
 )
 
 AUTO = "auto"  # the command line's word for a format that is detected, file by file
+# A name or ending that two formats claim would be the later one's: a test holds that none is.
 _BY_NAME = {form.name: form for form in FORMATS}
 _BY_ENDING = {ending: form for form in FORMATS for ending in form.endings}
 ENDINGS = tuple(_BY_ENDING)
+# A log of a dialect can be read as its general format, with options for its columns.
 _GENERAL = [form for form in FORMATS if not form.dialect]
 _DIALECTS = [form for form in FORMATS if form.dialect]
 # General formats first: most logs are one of these.

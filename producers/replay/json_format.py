@@ -12,7 +12,7 @@ from producers.replay.log_format import LogFormat
 from producers.replay.records import ROWS, Table, encode, require_columns
 from stream_app.errors import InvalidInput
 
-_Object = dict[str, Any]
+_Object = dict[str, Any]  # what orjson makes of a JSON object
 
 
 def _read(

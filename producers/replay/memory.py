@@ -17,7 +17,9 @@ from stream_app.core.experiment import Experiment
 from stream_app.core.schedules import Noises
 from stream_app.wire.assignment import terms_of
 
-_THINNED = 1.05  # moments are kept when an arm is dropped, and else at users of this ratio
+# Moments are kept when an arm is dropped, and else when users have grown by this ratio: a few
+# hundred up to ten million users, as fine as a picture shows.
+_MOMENT_RATIO = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Run:
         if (
             changed
             or state.status is not Status.RUNNING
-            or users >= _THINNED * self.moments[-1].users
+            or users >= _MOMENT_RATIO * self.moments[-1].users
         ):
             self.moments.append(
                 Moment(self.row, self.time_s, users, position.taken, state.epoch, state.arms)

@@ -6,7 +6,7 @@ once per chunk. Rows have numbers: the record's position in its file from 1, a C
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class Table:
     columns: dict[str, Column]
     numbers: NDArray[np.int64]
     # Rows that cannot be read: (reason, number).
-    unreadable: list[tuple[str, int]] = field(default_factory=list)
+    unreadable: list[tuple[str, int]]
 
 
 def encode(values: Sequence[Any]) -> Column:

@@ -18,6 +18,8 @@ from stream_app.core.agents import Agent, Status
 from stream_app.core.experiment import Comparison, Guarantee, Privacy
 from stream_app.core.mechanisms import plain
 
+_LISTED = 6  # arms in the verdict that is to stay one sentence
+
 
 def report(played: Played) -> dict[str, Any]:
     """Everything, in values that JSON has."""
@@ -98,7 +100,7 @@ def verdict(run: Run) -> dict[str, Any]:
             Status.EXHAUSTED: f"no further phase fits into the horizon of {experiment.horizon:,}",
             Status.STOPPED: "the experiment was stopped",
         }.get(state.status, "the log ended")
-        listed = ", ".join(left[:6]) + (", ..." if len(left) > 6 else "")
+        listed = ", ".join(left[:_LISTED]) + (", ..." if len(left) > _LISTED else "")
         said = (
             f"Undecided: {why} {at} with {len(left)} arms left ({listed}): what they gave is too "
             f"close to tell apart; leader {leader}."
@@ -174,8 +176,8 @@ def course(run: Run) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for epoch, group in groupby(run.moments, key=lambda moment: moment.epoch):
         moments = list(group)
-        beside = tuple(arm for moment in moments for arm in moment.arms)
-        state = replace(run.state, epoch=epoch, arms=beside)
+        arms_of_all = tuple(arm for moment in moments for arm in moment.arms)
+        state = replace(run.state, epoch=epoch, arms=arms_of_all)
         means = agent.means(state)
         intervals = agent.intervals(state)
         for i, moment in enumerate(moments):

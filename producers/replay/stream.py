@@ -27,13 +27,14 @@ from stream_app.kafka.record_batches import Rows
 from stream_app.settings import Settings
 from stream_app.wire.report_columns import encode_reports
 
-# Reports in one sending: one is on its way while the next is made, so both take about as long.
+# Reports in one sending; one is on its way while the next is made.
 MOST_AT_ONCE = 20_000
-# How long a full batch may wait for its sum: a stage that was killed is back in far less.
+# How long a full batch may wait for its sum: a second as a rule, but a stage that was killed has to
+# be missed by Kafka and to read again first.
 _PATIENCE_S = 60.0
 # The longest sleep before a row that is not due, so that the pace follows the clock, not a guess.
 _TICK_S = 0.5
-# With the pauses between, 15 s: as long as a broker's partition takes to find a new leader.
+# With the pauses between, 15 s: by then a partition that lost its leader has another.
 ATTEMPTS = 5
 _BACKOFF_S = 0.5  # doubled before it is used: 1, 2, 4 and 8 s
 

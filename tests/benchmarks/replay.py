@@ -31,9 +31,9 @@ from stream_app.wire.report_columns import encode_reports
 from tests.benchmarks.harness import Outcome, compare, seconds
 from tests.integration.service import settings_for, topics, workers
 
-_ROWS = 1_000_000
+_ROWS = 1_000_000  # some seconds of reading, so that starting up does not count
 _ARMS = ("a", "b", "c", "d")
-_numbers = count()
+_numbers = count()  # of experiments: each round needs a name of its own
 
 
 def outcomes() -> Iterator[Outcome]:
@@ -118,8 +118,8 @@ async def _bare(settings: Settings) -> float:
         state = await follower.until(
             lambda _, ids=set(opened): not ids & set(follower.batches.open), 60, ""
         )
-        spent = spent + time.monotonic() - began
-        reports = reports + sum(map(len, ready))
+        spent += time.monotonic() - began
+        reports += sum(map(len, ready))
     following.cancel()
     await transport.close()
     return spent / reports
