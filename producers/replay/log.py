@@ -6,7 +6,7 @@ arm that the experiment does not have, a reward outside [0, 1], a propensity out
 """
 
 import hashlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,11 +18,12 @@ from producers.replay.columns import Columns
 from producers.replay.files import Source
 from producers.replay.formats import detect
 from producers.replay.log_format import LogFormat
-from producers.replay.records import Column, Table
+from producers.replay.records import Table
 from stream_app.core.experiment import MAX_ARMS
 from stream_app.errors import ConfigurationError, InvalidInput
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 _FIRST_FEW = 3  # rows that a reason is shown with: enough to look one up, and still one line
 _NO_ARM = -1  # among codes of arms, which count from 0
 _LISTED = 8  # arms in a message that is to stay one line
@@ -66,7 +67,7 @@ class SeenUsers:
     def __init__(self) -> None:
         self._runs: list[NDArray[np.uint64]] = []
 
-    def first(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def first(self, hashes: NDArray[np.uint64]) -> Mask:
         """Which of these are the first of their user; they are seen from now on."""
         fresh = np.zeros(len(hashes), dtype=np.bool_)
         distinct, indices = np.unique(hashes, return_index=True)
@@ -82,6 +83,52 @@ class SeenUsers:
                 added.sort()
             self._runs.append(added)
         return fresh
+
+
+class _CheckedTable:
+    """A table's rows while they are checked: which ones are still kept, and why others are not."""
+
+    def __init__(self, source: str, table: Table, skipped: dict[str, Skipped]) -> None:
+        self.source = source
+        self.columns = table.columns
+        self.numbers = table.numbers
+        self.keep = np.ones(len(table.numbers), dtype=np.bool_)
+        self._skipped = skipped
+        for reason, number in table.unreadable:
+            self._skip(reason, [number])
+
+    def _skip(self, reason: str, numbers: Sequence[int] | NDArray[np.int64]) -> None:
+        self._skipped.setdefault(reason, Skipped()).add(self.source, numbers)
+
+    def drop(self, bad: Mask, reason: str) -> None:
+        """Leave rows out for a reason."""
+        dropped = self.keep & bad
+        if dropped.any():
+            self._skip(reason, self.numbers[dropped])
+            self.keep &= ~bad
+
+    def drop_without(self, what: str, column: str, bad: Mask) -> None:
+        """Leave out rows that hold nothing in a column, or not what it should hold."""
+        if not bad.any():
+            return
+        absent = self.columns[column].map(cells.missing, True, np.bool_)
+        self.drop(bad & absent, f"no {what}")
+        self.drop(bad & ~absent, f"not a {what}")
+
+    def within(
+        self, what: str, column: str, allowed: str, inside: Callable[[Floats], Mask]
+    ) -> Floats:
+        """A column's numbers. Raises InvalidInput where one is outside of what is allowed."""
+        found: Floats = self.columns[column].map(cells.reward, None, np.float64)
+        self.drop_without(what, column, np.isnan(found))
+        outside = np.flatnonzero(self.keep & ~inside(found))
+        if len(outside):
+            first = outside[0]
+            raise InvalidInput(
+                f"{self.source}:{self.numbers[first]}: {what} = {found[first]:g}: must be {allowed}"
+                f"; is --{what}-column {column} the right one?"
+            )
+        return found
 
 
 class TrafficLog:
@@ -116,7 +163,8 @@ class TrafficLog:
         for source in self.sources:
             form = detect(source, self._asked)
             for table in form.read(source, self.columns.named()):
-                chunk = self._checked(source.name, table)
+                self.rows += len(table.numbers) + len(table.unreadable)
+                chunk = self._checked(_CheckedTable(source.name, table, self.skipped))
                 if len(chunk):
                     self._usable += len(chunk)
                     yield chunk
@@ -128,21 +176,17 @@ class TrafficLog:
                 f"{f'; --where left out {self.filtered:,}' if self.filtered else ''}"
             )
 
-    def _checked(self, name: str, table: Table) -> LoggedRows:
-        numbers = table.numbers
-        columns = self.columns
-        self.rows += len(numbers) + len(table.unreadable)
-        for reason, number in table.unreadable:
-            self._skip(reason, name, [number])
-        keep = np.ones(len(numbers), dtype=np.bool_)
-        for kept in columns.filters:
-            keep &= table.columns[kept.column].map(kept.keeps, kept.keeps(None), np.bool_)
-        self.filtered += int(np.sum(~keep))
-        arms = self._arms(name, table, keep)
-        rewards = self._rewards(name, table, keep)
-        propensities = self._propensities(name, table, keep)
-        times = self._times(name, table, keep)
-        self._one_per_user(name, table, keep)
+    def _checked(self, table: _CheckedTable) -> LoggedRows:
+        for kept in self.columns.filters:
+            column = table.columns[kept.column]
+            table.keep &= column.map(kept.keeps, kept.keeps(None), np.bool_)
+        self.filtered += int(np.sum(~table.keep))
+        arms = self._arms(table)
+        rewards = self._rewards(table)
+        propensities = self._propensities(table)
+        times = self._times(table)
+        self._one_per_user(table)
+        keep = table.keep
         return LoggedRows(
             self._usable,
             arms[keep],
@@ -151,32 +195,20 @@ class TrafficLog:
             None if propensities is None else propensities[keep],
         )
 
-    def _skip(self, reason: str, name: str, numbers: Sequence[int] | NDArray[np.int64]) -> None:
-        self.skipped.setdefault(reason, Skipped()).add(name, numbers)
-
-    def _drop(
-        self, keep: NDArray[np.bool_], bad: NDArray[np.bool_], reason: str, name: str, table: Table
-    ) -> None:
-        """Leave rows out for a reason; `keep` changes."""
-        dropped = keep & bad
-        if dropped.any():
-            self._skip(reason, name, table.numbers[dropped])
-            keep &= ~bad
-
-    def _arms(self, name: str, table: Table, keep: NDArray[np.bool_]) -> NDArray[np.int16]:
+    def _arms(self, table: _CheckedTable) -> NDArray[np.int16]:
         assert self.columns.arm is not None
         column = table.columns[self.columns.arm]
         used = np.zeros(len(column.values) + 1, dtype=np.bool_)
-        used[column.codes[keep]] = True
+        used[column.codes[table.keep]] = True
         codes = [
-            self._code(value, name, table, column, i) if used[i] else _NO_ARM
+            self._code(value, table, i) if used[i] else _NO_ARM
             for i, value in enumerate(column.values)
         ]
         arms: NDArray[np.int16] = np.array([*codes, _NO_ARM], dtype=np.int16)[column.codes]
-        self._drop(keep, arms == _NO_ARM, "no arm", name, table)
+        table.drop(arms == _NO_ARM, "no arm")
         return arms
 
-    def _code(self, value: object, name: str, table: Table, column: Column, index: int) -> int:
+    def _code(self, value: object, table: _CheckedTable, index: int) -> int:
         """An arm's code; `index` is the value's among the column's."""
         if cells.missing(value):
             return _NO_ARM
@@ -186,89 +218,56 @@ class TrafficLog:
         code = self._codes.get(arm)
         if code is not None:
             return code
-        line = int(table.numbers[np.flatnonzero(column.codes == index)[0]])
         if self._known_arms is not None:
+            rows = np.flatnonzero(table.columns[str(self.columns.arm)].codes == index)
             raise InvalidInput(
-                f"{name}:{line}: the experiment has no arm {arm[:80]!r}, only "
-                f"{', '.join(self.arms[:_LISTED])}{', ...' if len(self.arms) > _LISTED else ''}; "
+                f"{table.source}:{table.numbers[rows[0]]}: the experiment has no arm {arm[:80]!r}, "
+                f"only {', '.join(self.arms[:_LISTED])}"
+                f"{', ...' if len(self.arms) > _LISTED else ''}; "
                 f"--where {self.columns.arm}=... keeps some rows only"
             )
         if len(self.arms) == MAX_ARMS:
             raise ConfigurationError(
-                f"--arm-column {self.columns.arm}: more than {MAX_ARMS} different arms in {name}; "
-                "is it the right column?"
+                f"--arm-column {self.columns.arm}: more than {MAX_ARMS} different arms in "
+                f"{table.source}; is it the right column?"
             )
         self.arms.append(arm)
         self._codes[arm] = len(self.arms) - 1
         return self._codes[arm]
 
-    def _rewards(self, name: str, table: Table, keep: NDArray[np.bool_]) -> Floats:
+    def _rewards(self, table: _CheckedTable) -> Floats:
         assert self.columns.reward is not None
-        rewards = table.columns[self.columns.reward].map(cells.reward, None, np.float64)
-        self._no_value(self.columns.reward, "reward", np.isnan(rewards), keep, name, table)
-        bad = keep & ~((rewards >= 0) & (rewards <= 1))
-        self._refuse(bad, "reward", "from 0 to 1", rewards, name, table)
-        found: Floats = rewards
-        return found
+        return table.within(
+            "reward", self.columns.reward, "from 0 to 1", lambda r: (r >= 0) & (r <= 1)
+        )
 
-    def _propensities(self, name: str, table: Table, keep: NDArray[np.bool_]) -> Floats | None:
+    def _propensities(self, table: _CheckedTable) -> Floats | None:
         if self.columns.propensity is None:
             return None
-        found: Floats = table.columns[self.columns.propensity].map(cells.reward, None, np.float64)
-        self._no_value(self.columns.propensity, "propensity", np.isnan(found), keep, name, table)
-        bad = keep & ~((found > 0) & (found <= 1))
-        self._refuse(bad, "propensity", "above 0, at most 1", found, name, table)
-        return found
+        return table.within(
+            "propensity",
+            self.columns.propensity,
+            "above 0, at most 1",
+            lambda p: (p > 0) & (p <= 1),
+        )
 
-    def _times(self, name: str, table: Table, keep: NDArray[np.bool_]) -> Floats | None:
+    def _times(self, table: _CheckedTable) -> Floats | None:
         if self.columns.time is None:
             return None
         found = timestamps(table.columns[self.columns.time])
-        self._no_value(self.columns.time, "time", np.isnan(found), keep, name, table)
+        table.drop_without("time", self.columns.time, np.isnan(found))
         return found
 
-    def _no_value(
-        self,
-        column: str,
-        what: str,
-        bad: NDArray[np.bool_],
-        keep: NDArray[np.bool_],
-        name: str,
-        table: Table,
-    ) -> None:
-        if not bad.any():
-            return
-        absent = table.columns[column].map(cells.missing, True, np.bool_)
-        self._drop(keep, bad & absent, f"no {what}", name, table)
-        self._drop(keep, bad & ~absent, f"not a {what}", name, table)
-
-    def _refuse(
-        self,
-        bad: NDArray[np.bool_],
-        what: str,
-        allowed: str,
-        values: Floats,
-        name: str,
-        table: Table,
-    ) -> None:
-        if bad.any():
-            first = int(np.flatnonzero(bad)[0])
-            raise InvalidInput(
-                f"{name}:{int(table.numbers[first])}: {what} = {values[first]:g}: must be {allowed}"
-                f"; is --{what}-column {getattr(self.columns, what)} the right one?"
-            )
-
-    def _one_per_user(self, name: str, table: Table, keep: NDArray[np.bool_]) -> None:
+    def _one_per_user(self, table: _CheckedTable) -> None:
         if self.columns.user is None:
             return
         column = table.columns[self.columns.user]
-        absent = column.map(cells.missing, True, np.bool_)
-        self._drop(keep, absent, "no user", name, table)
+        table.drop(column.map(cells.missing, True, np.bool_), "no user")
         hashes = np.append(_hashes(column.values), np.uint64(0))[column.codes]
-        kept = np.flatnonzero(keep)
-        again = np.zeros(len(keep), dtype=np.bool_)
+        kept = np.flatnonzero(table.keep)
+        again = np.zeros(len(table.keep), dtype=np.bool_)
         again[kept[~self._seen.first(hashes[kept])]] = True
-        self._drop(keep, again, "user seen before", name, table)
+        table.drop(again, "user seen before")
 
 
 def _hashes(values: Sequence[object]) -> NDArray[np.uint64]:
