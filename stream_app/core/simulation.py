@@ -16,10 +16,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from stream_app.core.agents import Agent, Arms
 from stream_app.core.confidence import Bools, Ints
 from stream_app.core.experiment import Experiment, Order
 from stream_app.core.noise import AnyNoise, BinomialNoise, Floats, LaplaceNoise, NoNoise
+from stream_app.core.phased_agent import Arms, PhasedAgent
 from stream_app.core.schedules import Noises, mechanism_noise
 
 # Runs that share one generator: the result does not depend on how many processes share the work.
@@ -135,7 +135,7 @@ class _Runs:
 
     def __init__(
         self,
-        agent: Agent,
+        agent: PhasedAgent,
         noises: Noises,
         reward_means: Floats,
         runs: int,
@@ -237,5 +237,5 @@ def draw_noise(noise: AnyNoise, count: int, rng: np.random.Generator) -> Floats:
 
 
 @lru_cache(maxsize=32)
-def _agent(experiment: Experiment, noises: Noises) -> Agent:
-    return Agent(experiment, noises)
+def _agent(experiment: Experiment, noises: Noises) -> PhasedAgent:
+    return PhasedAgent(experiment, noises)

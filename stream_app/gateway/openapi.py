@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from stream_app.core.agents import Status
+from stream_app.core.state import Status
 from stream_app.gateway.reports import MAX_REPORTS, Outcome
 from stream_app.settings import GatewaySettings
 from stream_app.wire.envelope import VERSION

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from stream_app.core.agents import Agent, State, Status
 from stream_app.core.experiment import Experiment
 from stream_app.core.noise import BinomialNoise, LaplaceNoise, NoNoise
+from stream_app.core.phased_agent import PhasedAgent
 from stream_app.core.schedules import mechanism_noise
 from stream_app.core.simulation import (
     BLOCK,
@@ -22,6 +22,7 @@ from stream_app.core.simulation import (
     summarise,
     users_of,
 )
+from stream_app.core.state import State, Status
 from tests.core.build import experiment
 
 MEANS = (0.8, 0.6, 0.5)
@@ -92,7 +93,7 @@ def test_regret_by_hand(preset: str, horizon: int) -> None:
     recorder = Recorder(5)
     block = agent_runs(value, mechanism_noise(value), np.array(MEANS), 1, recorder)
 
-    agent = Agent(value)
+    agent = PhasedAgent(value)
     state = None
     regret = 0.0
     users = 0
@@ -165,7 +166,7 @@ def test_runs_together_are_runs_alone(
 
     monkeypatch.setattr(_Runs, "_collect", noted)
     block = private_runs(value, len(given), np.random.default_rng(9))
-    agent = Agent(value)
+    agent = PhasedAgent(value)
     last = users_of(value)
     curve = 0
     for run, batches in given.items():
@@ -179,7 +180,7 @@ def test_runs_together_are_runs_alone(
 
 
 def fold(
-    agent: Agent, batches: list[tuple[int, int, float]], last: int
+    agent: PhasedAgent, batches: list[tuple[int, int, float]], last: int
 ) -> tuple[State, list[tuple[int, float]]]:
     """The state after these batches (arm, size, sum), and regret by users; until the last user."""
     state = agent.begin()
@@ -201,7 +202,7 @@ def fold(
     return state, path
 
 
-def naive_run(agent: Agent, rng: np.random.Generator) -> float:
+def naive_run(agent: PhasedAgent, rng: np.random.Generator) -> float:
     """A run that draws every user's reward and noise share and keeps its own books."""
     value: Experiment = agent.experiment
     means = value.simulation.means
@@ -243,7 +244,7 @@ def test_agrees_with_a_simulation_of_every_user(preset: str, changes: dict[str, 
     """
     value = experiment(preset, 2000, means=(0.9, 0.6), epsilon="0.9", **changes)
     rng = np.random.default_rng(2)
-    agent = Agent(value)
+    agent = PhasedAgent(value)
     naive = np.array([naive_run(agent, rng) for _ in range(50)])
     fast = private_runs(value, 300, np.random.default_rng(3)).regret
     error = math.sqrt(naive.var(ddof=1) / len(naive) + fast.var(ddof=1) / len(fast))

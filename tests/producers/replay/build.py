@@ -12,8 +12,9 @@ import numpy as np
 from producers.replay.columns import Columns, Format
 from producers.replay.files import Source
 from producers.replay.log import Chunk, Log
-from stream_app.core.agents import Agent, Status
+from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import Status
 from stream_app.core.window import Window, open_window
 from stream_app.definitions import resolve
 from stream_app.errors import Unavailable
@@ -80,7 +81,7 @@ class Service:
 
     def __init__(self, definition: Experiment) -> None:
         self.experiment = definition
-        self.agent = Agent(definition)
+        self.agent = agent_for(definition)
         self.state = self.agent.begin()
         self.windows: dict[str, Window] = {}
         self.duplicates = self.late = 0

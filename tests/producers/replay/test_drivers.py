@@ -13,7 +13,7 @@ from producers.replay.match import Mode
 from producers.replay.report import report
 from producers.replay.session import Plan
 from producers.replay.tables import READER
-from stream_app.core.agents import Status
+from stream_app.core.state import Status
 from stream_app.errors import ConfigurationError, InvalidInput, Unavailable
 from stream_app.settings import Settings
 from tests.producers.replay.build import (
