@@ -17,7 +17,7 @@ from producers.replay.session import Played
 from producers.replay.survey import Survey
 from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Comparison, Guarantee, Privacy
-from stream_app.core.mechanisms import plain
+from stream_app.core.promise import plain
 from stream_app.core.state import Status
 
 

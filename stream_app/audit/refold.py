@@ -13,7 +13,7 @@ import orjson
 
 from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
-from stream_app.core.mechanisms import plain
+from stream_app.core.promise import plain
 from stream_app.core.state import OpenBatch, State, Status
 from stream_app.errors import InvalidInput
 from stream_app.registry import Entry

@@ -12,7 +12,7 @@ from stream_app.commands.connection import run, with_settings
 from stream_app.commands.output import console, echo_json, json_option
 from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment, Guarantee
-from stream_app.core.mechanisms import plain
+from stream_app.core.promise import plain
 from stream_app.core.state import Status
 from stream_app.definitions import load_experiment
 from stream_app.errors import InvalidInput, Unavailable

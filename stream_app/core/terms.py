@@ -17,14 +17,8 @@ from typing import Any
 
 import orjson
 
-from stream_app.core.mechanisms import (
-    Calibration,
-    Mechanism,
-    MechanismName,
-    Promise,
-    plain,
-    rebuild,
-)
+from stream_app.core.mechanisms import Mechanism, MechanismName, rebuild
+from stream_app.core.promise import Calibration, Promise, plain
 from stream_app.errors import ConfigurationError, InvalidInput
 
 VERSION = 1
@@ -46,12 +40,6 @@ _KEYS = frozenset(
         "version",
     }
 )
-# Beyond 2**53 in some mechanism: a string in the terms.
-_WIDE = frozenset({"success_numerator"})
-_PARAMETERS = {
-    MechanismName.BINOMIAL: frozenset({"trials", "success_numerator", "success_bits"}),
-    MechanismName.DISCRETE_LAPLACE: frozenset({"clip", "table_bits"}),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +77,7 @@ class Terms:
             "honest_fraction": plain(promise.honest_fraction),
             "mechanism": str(self.mechanism.name),
             "parameters": {
-                key: str(value) if key in _WIDE else value
+                key: str(value) if key in self.mechanism.wide_parameters else value
                 for key, value in self.mechanism.parameters.items()
             },
             "sequence": self.sequence,
@@ -126,8 +114,10 @@ def parse(raw: object) -> Terms:
         name = MechanismName(raw["mechanism"])
         calibration = Calibration(raw["calibration"])
         stated = raw["parameters"]
-        if not isinstance(stated, dict) or set(stated) != _PARAMETERS[name]:
-            raise InvalidInput(f"parameters of {name} must be {sorted(_PARAMETERS[name])}")
+        wanted = name.family.parameter_names
+        if not isinstance(stated, dict) or set(stated) != wanted:
+            raise InvalidInput(f"parameters of {name} must be {sorted(wanted)}")
+        wide = name.family.wide_parameters
         mechanism = _mechanism(
             name,
             calibration,
@@ -136,7 +126,7 @@ def parse(raw: object) -> Terms:
             _integer(raw, "batch_size"),
             _decimal(raw, "honest_fraction"),
             tuple(
-                (key, int(_decimal(stated, key)) if key in _WIDE else _integer(stated, key))
+                (key, int(_decimal(stated, key)) if key in wide else _integer(stated, key))
                 for key in stated
             ),
         )

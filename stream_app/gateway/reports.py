@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from stream_app.core.mechanisms import MAX_REPORT_BITS
+from stream_app.core.promise import MAX_REPORT_BITS
 from stream_app.core.state import Status
 from stream_app.errors import InvalidInput
 from stream_app.wire.report import encode_report

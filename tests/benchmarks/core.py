@@ -15,10 +15,11 @@ from scipy import optimize, stats
 from stream_app.core import accounting, simulation
 from stream_app.core.agents import agent_for
 from stream_app.core.confidence import Confidence
+from stream_app.core.discrete_laplace import DiscreteLaplace
 from stream_app.core.experiment import Experiment
-from stream_app.core.mechanisms import DiscreteLaplace, Promise, calibrate
+from stream_app.core.mechanisms import calibrate
 from stream_app.core.phased_agent import PhasedAgent
-from stream_app.core.samplers import laplace_table
+from stream_app.core.promise import Promise
 from stream_app.core.schedules import Plan
 from stream_app.core.state import ArmState, State, Status
 from stream_app.core.terms import Terms
@@ -162,9 +163,7 @@ def _one_run(experiment: Experiment) -> None:
         mechanism = experiment.privacy.for_batch(batch.size)
         assert isinstance(mechanism, DiscreteLaplace)
         if batch.size not in tables:
-            table = laplace_table(mechanism.promise.honest, mechanism.promise.epsilon,
-                                  mechanism.clip, 64)  # fmt: skip
-            tables[batch.size] = np.array(table, np.uint64)
+            tables[batch.size] = np.array(mechanism.table, np.uint64)
         draws = rng.integers(0, 2**64, batch.size, np.uint64)
         ones = np.searchsorted(tables[batch.size], draws, "right")
         ones += rng.random(batch.size) < means[batch.arm]

@@ -11,7 +11,6 @@ from stream_app.core.confidence import Confidence, minimise
 from stream_app.core.experiment import Experiment, Guarantee
 from stream_app.core.phased_agent import PhasedAgent
 from stream_app.core.schedules import Plan, mechanism_noise, plan
-from stream_app.core.simulation import draw_noise
 from tests.core.build import experiment
 
 NOISES = [
@@ -436,7 +435,7 @@ def draw_sums(
     rng = np.random.default_rng(seed)
     total = np.zeros(runs)
     for j, size in enumerate(plan.sizes[:batches]):
-        noise = draw_noise(mechanism_noise(value)(size)[0], runs, rng)
+        noise = mechanism_noise(value)(size)[0].draw(runs, rng)
         total += plan.weight(j) * (rng.binomial(size, mean, runs) + noise)
     return total
 

@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from stream_app.core.binomial import BinomialNoise
+from stream_app.core.discrete_laplace import LaplaceNoise
 from stream_app.core.experiment import Experiment
-from stream_app.core.noise import BinomialNoise, LaplaceNoise, NoNoise
+from stream_app.core.noise import NoNoise
 from stream_app.core.phased_agent import PhasedAgent
 from stream_app.core.schedules import mechanism_noise
 from stream_app.core.simulation import (
@@ -16,7 +18,6 @@ from stream_app.core.simulation import (
     _Runs,
     agent_runs,
     blocks,
-    draw_noise,
     grid,
     private_runs,
     summarise,
@@ -258,7 +259,7 @@ def test_agrees_with_a_simulation_of_every_user(preset: str, changes: dict[str, 
 )
 def test_noise_moments(noise: BinomialNoise | LaplaceNoise) -> None:
     """Drawn noise is centred and has psi''(0) as its variance; 5 standard errors, fixed seed."""
-    drawn = draw_noise(noise, 200_000, np.random.default_rng(4))
+    drawn = noise.draw(200_000, np.random.default_rng(4))
     h = 1e-3
     variance = float(np.sum(noise.log_mgf(np.array([h, -h])))) / h**2
     kurtosis = np.mean((drawn - drawn.mean()) ** 4)
@@ -269,7 +270,7 @@ def test_noise_moments(noise: BinomialNoise | LaplaceNoise) -> None:
 
 def test_no_noise() -> None:
     """Without privacy the sums are the rewards'."""
-    assert draw_noise(NoNoise(), 3, np.random.default_rng(1)).tolist() == [0, 0, 0]
+    assert NoNoise().draw(3, np.random.default_rng(1)).tolist() == [0, 0, 0]
 
 
 def test_users_beyond_and_before_the_horizon() -> None:

@@ -17,7 +17,8 @@ from producers.client import Client
 from producers.simulated_users import NewUsers, run_users
 from stream_app import kafka, registry
 from stream_app.core.agents import agent_for
-from stream_app.core.mechanisms import Calibration, MechanismName, Promise, calibrate
+from stream_app.core.mechanisms import MechanismName, calibrate
+from stream_app.core.promise import Calibration, Promise
 from stream_app.core.state import Status
 from stream_app.core.terms import Terms, batch_id
 from stream_app.errors import Unavailable
