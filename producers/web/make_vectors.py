@@ -24,6 +24,7 @@ from typing import Any
 
 import orjson
 
+from stream_app.core.batch_id import DIGEST_CHARACTERS, SEQUENCE_DIGITS
 from stream_app.core.discrete_laplace import laplace_table
 from stream_app.core.mechanisms import Mechanism, MechanismName, calibrate
 from stream_app.core.promise import Calibration, Promise
@@ -195,11 +196,10 @@ def _reports() -> Iterator[dict[str, Any]]:
     for sequence, report_id, ones in (
         (0, bytes(16), 0),
         (12, bytes(range(16)), 30),
-        (2**53 - 1, b"\xff" * 16, (1 << 32) + 1),
+        (10**SEQUENCE_DIGITS - 1, b"\xff" * 16, (1 << 32) + 1),
     ):
-        batch = f"{sequence}.{'A' * 42}_"
-        if sequence > 10**15:  # more digits than a report has room for
-            batch = f"{10**15 - 1}.{'A' * 42}_"
+        digest = "A" * (DIGEST_CHARACTERS - 1) + "_"
+        batch = f"{sequence}.{digest}"
         record = encode_report(batch, report_id, ones).decode()
         yield {
             "batch": batch,

@@ -6,8 +6,6 @@ JSON as RFC 8785 would print it: sorted keys, no spaces, UTF-8, and no number th
 print in two ways: integers below 2**53, and decimal strings for all else.
 """
 
-import base64
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from stream_app.core.batch_id import format_batch_id
 from stream_app.core.mechanisms import Mechanism, MechanismName, rebuild
 from stream_app.core.promise import Calibration, Promise, plain
 from stream_app.errors import ConfigurationError, InvalidInput
@@ -86,7 +85,7 @@ class Terms:
 
     @property
     def batch_id(self) -> str:
-        """`<sequence>.<SHA-256 of the canonical form, base64url, 43 characters>`."""
+        """The id that these terms hash to."""
         return batch_id(self.as_json())
 
 
@@ -97,8 +96,7 @@ def canonical(terms: Mapping[str, Any]) -> bytes:
 
 def batch_id(terms: Mapping[str, Any]) -> str:
     """The id that terms hash to."""
-    digest = hashlib.sha256(canonical(terms)).digest()
-    return f"{terms['sequence']}.{base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
+    return format_batch_id(terms["sequence"], canonical(terms))
 
 
 def parse(raw: object) -> Terms:

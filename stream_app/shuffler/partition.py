@@ -9,6 +9,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from stream_app.core.batch_id import stated_sequence
 from stream_app.core.terms import Limits
 from stream_app.core.window import Delta, Place, Refusal, Window, open_window, place
 from stream_app.errors import InvalidInput
@@ -139,12 +140,12 @@ class ShufflePartition:
         if len(value) > MAX_REPORT_BYTES:
             return Refusal.OVERSIZED
         try:
-            sequence, _, digest = decode_report(value)[0].partition(".")
+            sequence = stated_sequence(decode_report(value)[0])
         except (ValueError, KeyError, TypeError):
             return Refusal.MALFORMED
-        if not sequence.isascii() or not sequence.isdigit() or len(sequence) > 15 or not digest:
+        if sequence is None:
             return Refusal.MALFORMED
-        had = self._offers.has_had(chunk.keys[index], int(sequence))
+        had = self._offers.has_had(chunk.keys[index], sequence)
         return Refusal.LATE if had else Refusal.UNKNOWN_BATCH
 
     def _release(self, window: Window) -> None:
