@@ -1,7 +1,7 @@
 """The grammar of a batch id: `<sequence>.<digest>`. Whoever writes or reads one does it by this.
 
 The digest is the SHA-256 of the terms' canonical form, base64url without padding: an id names its
-terms, so that nobody can keep the one and change the others (README, "Wire format"). The sequence
+terms, so that nobody can keep the one and change the others (producers/PROTOCOL.md, "Terms"). The sequence
 number is the batch's place in its experiment, readable without the terms.
 """
 

@@ -1,8 +1,8 @@
 """How a client draws its share of the noise: samplers over the operating system's randomness.
 
 Every sampler takes 64 random bits at a time, each used once, so that a client in another language
-gets the same noise from the same draws (README, "Wire format"). What holds for one mechanism only
-is in its own module; here is what several can use.
+gets the same noise from the same draws (producers/PROTOCOL.md, "Noise"). What holds for one
+mechanism only is in its own module; here is what several can use.
 """
 
 from abc import ABC, abstractmethod
