@@ -10,20 +10,9 @@ distribution is computed, from the table that clients draw from.
 import math
 from collections.abc import Callable, Iterable
 from decimal import Decimal
-from itertools import pairwise
 
-import numpy as np
-
-from stream_app.core import accounting
-from stream_app.core.mechanisms import (
-    Binomial,
-    DiscreteLaplace,
-    Mechanism,
-    MechanismName,
-    Promise,
-    calibrate,
-)
-from stream_app.core.samplers import laplace_table
+from stream_app.core.mechanisms import Mechanism, MechanismName, calibrate
+from stream_app.core.promise import Promise
 from stream_app.kafka import acls
 from stream_app.settings import Settings
 
@@ -36,44 +25,6 @@ SIZES = (32, 100, 1000, 10_000, 1_000_000)
 FORGED = 0.01
 # Beyond this eps is no protection worth a number.
 _LARGEST = 20.0
-# The Fourier transform's rounding, summed over all values; added, so that no figure is too small.
-_ROUNDING = 1e-10
-
-
-def share(mechanism: DiscreteLaplace) -> np.ndarray:
-    """One user's noise from 0 to 2c, as the sampling table has it."""
-    promise = mechanism.promise
-    bits = mechanism.table_bits
-    table = laplace_table(promise.honest, promise.epsilon, mechanism.clip, bits)
-    edges = (0, *table, 1 << bits)
-    return np.array([(b - a) / (1 << bits) for a, b in pairwise(edges)])
-
-
-def total(one: np.ndarray, users: int) -> np.ndarray:
-    """The distribution of the sum of so many independent shares."""
-    values = users * (len(one) - 1) + 1
-    length = 1 << values.bit_length()
-    found = np.fft.irfft(np.fft.rfft(one, length) ** users, length)[:values]
-    return np.maximum(found, 0.0)
-
-
-def hockey_stick(noise: np.ndarray, epsilon: float) -> float:
-    """The larger of both divergences between noise and noise + 1 (README, Privacy; MATH 1)."""
-    here = np.append(noise, 0.0)
-    shifted = np.insert(noise, 0, 0.0)
-    growth = math.exp(epsilon)
-    both = (here - growth * shifted, shifted - growth * here)
-    return max(float(np.maximum(0.0, difference).sum()) for difference in both) + _ROUNDING
-
-
-def delta_left(mechanism: Mechanism, honest: int) -> Callable[[float], float]:
-    """Delta as a function of eps, when only so many users of the batch add their noise."""
-    if isinstance(mechanism, Binomial):
-        trials = honest * mechanism.trials
-        numerator = mechanism.success_numerator
-        return lambda epsilon: accounting.binomial_delta(trials, numerator, epsilon)
-    noise = total(share(mechanism), honest)
-    return lambda epsilon: hockey_stick(noise, epsilon)
 
 
 def epsilon_left(delta: Callable[[float], float], wanted: float) -> float:
@@ -102,9 +53,8 @@ def reach(mechanism: Mechanism) -> float:
     return max(lowest + mechanism.max_ones, 1 - lowest)
 
 
-def forged_to_move(mean: str, users: int, *, binomial: bool = False) -> int:
+def forged_to_move(mean: str, users: int, name: MechanismName) -> int:
     """How many false reports move a batch's mean by so much."""
-    name = MechanismName.BINOMIAL if binomial else MechanismName.DISCRETE_LAPLACE
     return math.ceil(float(mean) * users / reach(mechanism_for(name, users)))
 
 
@@ -144,7 +94,7 @@ def sybil() -> str:
     for name in MechanismName:
         mechanism = mechanism_for(name, USERS)
         header += [f"{name}: eps at delta {DELTA:.0e}", f"delta at eps {EPSILON}"]
-        deltas = [delta_left(mechanism, honest) for honest in HONEST]
+        deltas = [mechanism.delta_left(honest) for honest in HONEST]
         columns.append([upward(epsilon_left(delta, float(DELTA))) for delta in deltas])
         columns.append([upward(delta(float(EPSILON))) for delta in deltas])
     rows = [[f"{n:,} of {USERS:,}", *rest] for n, *rest in zip(HONEST, *columns, strict=True)]

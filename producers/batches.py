@@ -14,8 +14,8 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from stream_app.core.agents import Status
 from stream_app.core.samplers import Entropy, Sampler
+from stream_app.core.state import Status
 from stream_app.core.terms import Limits, Terms, check
 from stream_app.errors import InvalidInput
 from stream_app.wire.assignment import Offer

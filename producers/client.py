@@ -27,7 +27,7 @@ from producers.batches import Batch, Report, Shown
 from producers.client_state import ClientState, Counts
 from producers.store import Budget, Store
 from producers.transport import KafkaTransport, Transport
-from stream_app.core.agents import Status
+from stream_app.core.state import Status
 from stream_app.errors import InvalidInput, Unavailable
 from stream_app.kafka.record_batches import Rows, rows_in_batch
 from stream_app.settings import Settings

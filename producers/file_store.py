@@ -21,7 +21,7 @@ import orjson
 
 from producers.batches import Report
 from producers.store import Ledger, MemoryStore, Saved
-from stream_app.core.mechanisms import plain
+from stream_app.core.promise import plain
 from stream_app.errors import ConfigurationError
 
 _MAGIC = "shufflebandit-store"

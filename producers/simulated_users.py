@@ -20,8 +20,8 @@ from producers.client import Client
 from producers.store import NOTHING, Saved, Spent
 from producers.transport import Transport
 from stream_app import kafka
-from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import Status
 from stream_app.errors import ConfigurationError
 from stream_app.kafka.reading import read_partition
 from stream_app.settings import Settings

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple, Protocol
 
 from producers.batches import Report
-from stream_app.core.mechanisms import Promise
+from stream_app.core.promise import Promise
 from stream_app.settings import ClientSettings
 
 

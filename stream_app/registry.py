@@ -16,8 +16,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, ProducerFenced
 
 from stream_app import kafka
-from stream_app.core.agents import Agent, Status
+from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import Status
 from stream_app.core.terms import Limits, check
 from stream_app.definitions import dump_experiment
 from stream_app.errors import ConfigurationError, InvalidInput, Unavailable
@@ -84,7 +85,7 @@ async def find(settings: KafkaSettings, name: str) -> Entry:
 
 def check_limits(experiment: Experiment, limits: Limits) -> None:
     """Refuse what clients and stages with these limits would refuse, or what cannot begin."""
-    assignment = Assignment(experiment, Agent(experiment).begin())
+    assignment = Assignment(experiment, agent_for(experiment).begin())
     if not assignment.state.open:
         raise ConfigurationError(
             f"horizon = {experiment.horizon}: not even one batch for every arm fits into it; use a "

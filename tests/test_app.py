@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from stream_app import kafka
-from stream_app.core.agents import Agent, Status
+from stream_app.core.agents import agent_for
+from stream_app.core.state import Status
 from stream_app.local.broker import LocalBroker, free_port
 from stream_app.logs import LineFormatter, RateLimit, describe
 from stream_app.settings import KafkaSettings
@@ -32,7 +33,7 @@ COMMAND = (
     "cli.cli.add_command(run); cli.main()"
 )
 DEFINED = experiment(horizon=10_000, means=(0.7, 0.2))
-BEGUN = Agent(DEFINED).begin()
+BEGUN = agent_for(DEFINED).begin()
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -203,7 +204,7 @@ async def test_outage(broker: LocalBroker, start: Start, tmp_path: Path) -> None
         local.start()
         until(lambda: get(port, "/healthz")[1]["kafka"] is True, within_s=30)
         other = dataclasses.replace(DEFINED, name="after")
-        await publish(settings, Assignment(other, Agent(other).begin()))
+        await publish(settings, Assignment(other, agent_for(other).begin()))
         until(lambda: get(port, "/api/experiments/after")[0] == 200)
         local.kill()
         await asyncio.sleep(1)

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from stream_app import kafka, registry
-from stream_app.core.agents import Agent, Status
+from stream_app.core.agents import agent_for
+from stream_app.core.state import Status
 from stream_app.errors import ConfigurationError, Unavailable
 from stream_app.local.broker import LocalBroker
 from stream_app.wire.assignment import Assignment
@@ -50,7 +51,7 @@ async def test_other_content_is_refused(writer: Writer) -> None:
 
 async def test_the_agents_record_counts_as_known(writer: Writer) -> None:
     """Even if the definition was lost: users have reported under it."""
-    state = Agent(spring()).begin()
+    state = agent_for(spring()).begin()
     await writer.transaction("assignments", Assignment(spring(), state).encode())
     with pytest.raises(ConfigurationError, match=r"horizon = 400, this file has 500"):
         await registry.create(writer.settings, spring(horizon=500))

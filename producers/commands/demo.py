@@ -23,7 +23,7 @@ from stream_app.commands.output import console
 from stream_app.core import simulation
 from stream_app.core.baselines import BASELINES
 from stream_app.core.experiment import PRESETS, Experiment, Guarantee
-from stream_app.core.mechanisms import plain
+from stream_app.core.promise import plain
 from stream_app.definitions import resolve
 from stream_app.errors import CheckFailed, Unavailable
 from stream_app.local.broker import LocalBroker, free_port

@@ -8,7 +8,8 @@ from producers.replay.match import Matcher
 from producers.replay.memory import Player
 from stream_app.core.baselines import no_noise
 from stream_app.core.experiment import Comparison, Experiment, Guarantee, ScheduleName
-from stream_app.core.mechanisms import Calibration, MechanismName
+from stream_app.core.mechanisms import MechanismName
+from stream_app.core.promise import Calibration
 
 # The paper's constants are proved below 1 only.
 _PAPER_EPSILON = Decimal("0.99")

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from producers.batches import OpenBatches
 from producers.transport import Transport
-from stream_app.core.agents import State
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import State
 from stream_app.errors import ConfigurationError, InvalidInput, Unavailable
 from stream_app.settings import Settings
 from stream_app.wire.assignment import decode_assignment, decode_offer

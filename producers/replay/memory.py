@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from producers.replay.log import LoggedRows
 from producers.replay.match import LogPosition, Matcher, Taken
 from producers.replay.noise import BatchNoise
-from stream_app.core.agents import Agent, ArmState, OpenBatch, State, Status
+from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
 from stream_app.core.schedules import Noises
+from stream_app.core.state import ArmState, OpenBatch, State, Status
 from stream_app.wire.assignment import terms_of
 
 # Moments are kept when an arm is dropped, and else when users have grown by this ratio: a few
@@ -109,7 +110,7 @@ class Player:
         key: bytes | None,
         noises: Noises | None = None,
     ) -> None:
-        self._agent = Agent(experiment, noises)
+        self._agent = agent_for(experiment, noises)
         self._matcher = matcher
         self._key = key
         self._experiment = experiment

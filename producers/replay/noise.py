@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from producers.replay.log import Floats
 from stream_app.core import accounting
-from stream_app.core.mechanisms import Binomial, DiscreteLaplace, Mechanism
-from stream_app.core.samplers import laplace_table
+from stream_app.core.mechanisms import Mechanism
 
 KEY_BYTES = 32  # 256 bits: the strength of SHAKE-256
 # Bytes of the stream made at once: some thousand reports, and the cost of starting a hash vanishes.
@@ -72,18 +71,11 @@ class BatchNoise:
     def __init__(self, mechanism: Mechanism, key: bytes, batch_id: str) -> None:
         self._rounding = Stream(key, f"round {batch_id}")
         self._ids = Stream(key, f"id {batch_id}")
-        self._stream = Stream(key, f"noise {batch_id}")
-        self._mechanism = mechanism
-        self._sampler = mechanism.sampler(self._stream.take)
-        self._table: NDArray[np.uint64] | None = None
-        if isinstance(mechanism, DiscreteLaplace) and mechanism.table_bits == 64:
-            promise = mechanism.promise
-            table = laplace_table(promise.honest, promise.epsilon, mechanism.clip, 64)
-            self._table = np.array(table, dtype=np.uint64)
+        self._shares = mechanism.many_shares(Stream(key, f"noise {batch_id}").take)
 
     def encode(self, rewards: Floats) -> NDArray[np.int64]:
         """Each reward's count of ones: rounded to a bit (MATH 8), plus a share of the noise."""
-        return self.rounded(rewards) + self._noise(len(rewards))
+        return self.rounded(rewards) + self._shares(len(rewards))
 
     def ids(self, count: int) -> bytes:
         """The ids of the next reports, one after the other."""
@@ -100,20 +92,3 @@ class BatchNoise:
                 for draw, reward in zip(draws, rewards[between].tolist(), strict=True)
             ]
         return bits
-
-    def _noise(self, count: int) -> NDArray[np.int64]:
-        mechanism = self._mechanism
-        if self._table is not None:
-            # As the mechanism's sampler: the number of entries that are at most the draw.
-            return np.searchsorted(self._table, self._stream.draws(count), side="right")
-        if isinstance(mechanism, Binomial) and mechanism.success_numerator == accounting.HALF:
-            # As the mechanism's sampler: the lowest bits of as many draws as are needed.
-            drawn = self._stream.take(8 * -(-mechanism.trials // 64) * count)
-            rows = np.frombuffer(drawn, dtype=np.uint8).reshape(count, -1)
-            fair = np.unpackbits(rows, axis=1, count=mechanism.trials, bitorder="little")
-            ones: NDArray[np.int64] = fair.sum(1, dtype=np.int64)
-            return ones
-        if isinstance(mechanism, Binomial) and mechanism.trials == 1:
-            below = self._stream.draws(count) < np.uint64(mechanism.success_numerator)
-            return below.astype(np.int64)
-        return np.fromiter((self._sampler.noise() for _ in range(count)), np.int64, count)

@@ -17,7 +17,7 @@ import orjson
 from producers.replay import match
 from producers.replay.memory import Moment
 from producers.replay.noise import KEY_BYTES, fresh_key
-from stream_app.core.agents import ArmState
+from stream_app.core.state import ArmState
 from stream_app.errors import ConfigurationError
 
 _VERSION = 1  # of the file's content; raised when an older version could not read it

@@ -14,9 +14,10 @@ from producers.replay.match import Mode
 from producers.replay.memory import Moment, Run
 from producers.replay.session import Played
 from producers.replay.survey import Survey
-from stream_app.core.agents import Agent, Status
+from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Comparison, Guarantee, Privacy
-from stream_app.core.mechanisms import plain
+from stream_app.core.promise import plain
+from stream_app.core.state import Status
 
 _LISTED = 6  # arms in the verdict that is to stay one sentence
 
@@ -171,7 +172,7 @@ def course(run: Run) -> list[dict[str, Any]]:
 
     Bounds cost milliseconds each, so the arms of all moments of an epoch are asked for at once.
     """
-    agent = Agent(run.experiment)
+    agent = agent_for(run.experiment)
     arms = len(run.experiment.arms)
     found: list[dict[str, Any]] = []
     for epoch, group in groupby(run.moments, key=lambda moment: moment.epoch):

@@ -20,8 +20,8 @@ from producers.replay.memory import Run
 from producers.replay.noise import BatchNoise
 from producers.replay.position import PositionFile, Step
 from producers.transport import KafkaTransport, Transport
-from stream_app.core.agents import State, Status
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import State, Status
 from stream_app.errors import ConfigurationError, Unavailable
 from stream_app.kafka.record_batches import Rows
 from stream_app.settings import Settings

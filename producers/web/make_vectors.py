@@ -15,31 +15,24 @@ reports    a report's exact bytes, and the body in which a device sends it to th
 import hashlib
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
 from struct import pack
 from typing import Any
 
 import orjson
 
-from stream_app.core.mechanisms import (
-    Binomial,
-    Calibration,
-    DiscreteLaplace,
-    Mechanism,
-    MechanismName,
-    Promise,
-    calibrate,
-)
-from stream_app.core.samplers import laplace_table
+from stream_app.core.batch_id import DIGEST_CHARACTERS, SEQUENCE_DIGITS
+from stream_app.core.discrete_laplace import laplace_table
+from stream_app.core.mechanisms import Mechanism, MechanismName, calibrate
+from stream_app.core.promise import Calibration, Promise
 from stream_app.core.terms import Limits, Terms, batch_id, canonical, check
-from stream_app.errors import InvalidInput
+from stream_app.errors import ConfigurationError, InvalidInput
 from stream_app.wire.report import encode_report
 
 FILE = Path(__file__).with_name("vectors.json")
-_LAPLACE = (MechanismName.DISCRETE_LAPLACE, Calibration.EXACT)
-_EXACT = (MechanismName.BINOMIAL, Calibration.EXACT)
-_PAPER = (MechanismName.BINOMIAL, Calibration.PAPER)
 # epsilon, delta, batch size, honest fraction
 _PROMISES = (
     ("1", "0.000001", 2, "1"),
@@ -54,11 +47,11 @@ _ARMS = ("spring", "été", 'a "quoted" \\ arm', "春\t\u2028🌸")
 
 
 def mechanisms() -> Iterator[Mechanism]:
-    """One of each kind for every promise."""
+    """One of each kind that can keep it, for every promise."""
     for epsilon, delta, size, honest in _PROMISES:
         promise = Promise(Decimal(epsilon), Decimal(delta), size, Decimal(honest))
-        for name, calibration in (_LAPLACE, _EXACT, _PAPER):
-            if calibration is not Calibration.PAPER or promise.epsilon < 1:
+        for name, calibration in product(reversed(MechanismName), reversed(Calibration)):
+            with suppress(ConfigurationError):
                 yield calibrate(promise, name, calibration)
 
 
@@ -92,7 +85,8 @@ def make() -> dict[str, Any]:
 
 
 def _refused() -> Iterator[dict[str, Any]]:
-    laplace, binomial = (terms.as_json() for terms in _terms()[2:4])
+    laplace = _default_batch(MechanismName.DISCRETE_LAPLACE)
+    binomial = _default_batch(MechanismName.BINOMIAL)
     changes: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], object], bool]] = [
         ("id", laplace, lambda t: t.update(attribution_ms=5), False),
         ("clip", laplace, lambda t: t["parameters"].update(clip=t["parameters"]["clip"] - 1), True),
@@ -123,6 +117,17 @@ def _refused() -> Iterator[dict[str, Any]]:
         if rehash:
             stated = batch_id(terms)
         yield {"why": why, "batch": stated, "terms": terms}
+
+
+def _default_batch(name: MechanismName) -> dict[str, Any]:
+    """The terms of the README's batch of 1000 users, with the least noise of this kind."""
+    return next(
+        terms.as_json()
+        for terms in _terms()
+        if terms.mechanism.name == name
+        and terms.mechanism.promise.batch_size == 1000
+        and terms.mechanism.calibration is Calibration.EXACT
+    )
 
 
 def accepts(batch: str, terms: object) -> bool:
@@ -176,24 +181,25 @@ def _noise(terms: Terms, source: random.Random) -> dict[str, Any]:
 
 
 def _draws_used(mechanism: Mechanism, rewards: list[float]) -> int:
-    if isinstance(mechanism, DiscreteLaplace):
-        each = mechanism.table_bits // 64
-    else:
-        assert isinstance(mechanism, Binomial)
-        fair = 2 * mechanism.success_numerator == 1 << 64
-        each = -(-mechanism.trials // 64) if fair else mechanism.trials
-    return len(rewards) * each + sum(0 < reward < 1 for reward in rewards)
+    """So many for each share, and one more where a reward is rounded at random."""
+    taken: list[int] = []
+
+    def zeros(size: int) -> bytes:
+        taken.append(size)
+        return bytes(size)
+
+    mechanism.many_shares(zeros)(1)
+    return len(rewards) * sum(taken) // 8 + sum(0 < reward < 1 for reward in rewards)
 
 
 def _reports() -> Iterator[dict[str, Any]]:
     for sequence, report_id, ones in (
         (0, bytes(16), 0),
         (12, bytes(range(16)), 30),
-        (2**53 - 1, b"\xff" * 16, (1 << 32) + 1),
+        (10**SEQUENCE_DIGITS - 1, b"\xff" * 16, (1 << 32) + 1),
     ):
-        batch = f"{sequence}.{'A' * 42}_"
-        if sequence > 10**15:  # more digits than a report has room for
-            batch = f"{10**15 - 1}.{'A' * 42}_"
+        digest = "A" * (DIGEST_CHARACTERS - 1) + "_"
+        batch = f"{sequence}.{digest}"
         record = encode_report(batch, report_id, ones).decode()
         yield {
             "batch": batch,

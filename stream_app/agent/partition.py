@@ -9,8 +9,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from stream_app.core.agents import Agent, Status
+from stream_app.core.agents import Agent, agent_for
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import Status
 from stream_app.definitions import dump_experiment
 from stream_app.errors import ConfigurationError, InvalidInput
 from stream_app.metrics.instruments import REFUSED, Assigned, Metrics
@@ -96,7 +97,7 @@ class EliminationPartition:
 
     def _begin(self, key: bytes, experiment: Experiment) -> Assignment:
         """The first assignment, if the definition can be carried out at all."""
-        agent = Agent(experiment)
+        agent = agent_for(experiment)
         try:
             assignment = Assignment(experiment, agent.begin())
             size = len(assignment.encode())
@@ -114,7 +115,7 @@ class EliminationPartition:
     def _agent(self, key: bytes, assignment: Assignment) -> Agent:
         agent = self._agents.get(key)
         if agent is None:
-            agent = self._agents[key] = Agent(assignment.experiment)
+            agent = self._agents[key] = agent_for(assignment.experiment)
         return agent
 
     def _put(self, key: bytes, assignment: Assignment) -> None:

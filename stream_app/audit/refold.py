@@ -11,9 +11,10 @@ from typing import Any
 
 import orjson
 
-from stream_app.core.agents import Agent, OpenBatch, State, Status
+from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
-from stream_app.core.mechanisms import plain
+from stream_app.core.promise import plain
+from stream_app.core.state import OpenBatch, State, Status
 from stream_app.errors import InvalidInput
 from stream_app.registry import Entry
 from stream_app.wire.assignment import Assignment, terms_of
@@ -50,7 +51,7 @@ class _Refold:
         self.experiment = experiment
         self.folded = -1 if assignment is None else assignment.folded
         self.stopped = assignment is not None and assignment.state.status is Status.STOPPED
-        self.agent = Agent(experiment)
+        self.agent = agent_for(experiment)
         self.state = self.agent.begin()
         self.at_folded: State = self.state  # the state that the assignment must show
         self.newest = -1

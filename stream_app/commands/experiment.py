@@ -10,9 +10,10 @@ from rich.table import Table
 from stream_app import registry
 from stream_app.commands.connection import run, with_settings
 from stream_app.commands.output import console, echo_json, json_option
-from stream_app.core.agents import Agent, Status
+from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment, Guarantee
-from stream_app.core.mechanisms import plain
+from stream_app.core.promise import plain
+from stream_app.core.state import Status
 from stream_app.definitions import load_experiment
 from stream_app.errors import InvalidInput, Unavailable
 from stream_app.registry import Entry
@@ -117,7 +118,7 @@ def show(name: str, as_json: bool, settings: Settings) -> None:
 
 def _show_state(entry: Entry, assignment: Assignment) -> None:
     state = assignment.state
-    agent = Agent(assignment.experiment)
+    agent = agent_for(assignment.experiment)
     horizon = agent.horizon(state)
     click.echo(
         f"{entry.name}: {entry.state}, phase {state.phase}, {state.users:,} users "
@@ -155,7 +156,7 @@ def decision(assignment: Assignment) -> str:
     arm = defined.arms[state.serve]
     if state.status is Status.DECIDED:
         if defined.agent.guarantee is Guarantee.HIGH_PROBABILITY:
-            horizon = Agent(defined).horizon(state)
+            horizon = agent_for(defined).horizon(state)
             return (
                 f"Decided: serve {arm}. Guarantee {defined.agent.guarantee}: the best arm was "
                 f"eliminated with a probability of at most about 1 in {horizon:,}."

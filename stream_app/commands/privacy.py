@@ -8,14 +8,9 @@ import orjson
 from rich.table import Table
 
 from stream_app.commands.output import console, echo_json, json_option
-from stream_app.core.mechanisms import (
-    Calibration,
-    Mechanism,
-    MechanismName,
-    Promise,
-    rebuild,
-)
+from stream_app.core.mechanisms import Mechanism, MechanismName, rebuild
 from stream_app.core.mechanisms import calibrate as calibrated
+from stream_app.core.promise import Calibration, Promise
 from stream_app.definitions import decimal
 from stream_app.errors import CheckFailed, ConfigurationError
 
@@ -173,10 +168,7 @@ def _read_certificate(data: bytes) -> dict[str, Any]:
             raise ConfigurationError(
                 f"certificate: {key} = {stated[key]!r}: must be one of {', '.join(names)}"
             )
-    wanted = {
-        MechanismName.BINOMIAL: {"trials", "success_numerator", "success_bits"},
-        MechanismName.DISCRETE_LAPLACE: {"clip", "table_bits"},
-    }[MechanismName(stated["mechanism"])]
+    wanted = MechanismName(stated["mechanism"]).family.parameter_names
     parameters = stated["parameters"]
     if set(parameters) != wanted or any(type(v) is not int for v in parameters.values()):
         raise ConfigurationError(

@@ -14,6 +14,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from stream_app.core.noise import Floats
+
+# One draw of a sampler; a finer q would change no promise that can be told apart (MATH 2).
 PROBABILITY_BITS = 64
 ONE = 1 << PROBABILITY_BITS
 HALF = ONE >> 1
@@ -27,8 +30,11 @@ MAX_EPSILON = 50.0
 _MARGIN = 1 + 1e-9
 # A delta that underflows is reported as this: still an upper bound, never zero.
 _SMALLEST = 1e-300
+# A tail below this share of the sum is bounded, not walked (MATH 2): 1e6 times finer than a float.
 _NEGLIGIBLE = 1e-22
-_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+# The Fourier transform's rounding, summed over all values; added, so that no figure is too small.
+_ROUNDING = 1e-10
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)  # of Stirling's formula
 
 
 def effective_epsilon(epsilon: float) -> float:
@@ -181,7 +187,24 @@ def least_success(trials: int, epsilon: float, delta: float) -> int:
     return least
 
 
-def negative_binomial_tails(shape: float, epsilon: float, most: int) -> np.ndarray:
+def total_masses(share: Floats, users: int) -> Floats:
+    """The distribution of the sum of so many independent shares, each with these masses."""
+    values = users * (len(share) - 1) + 1
+    length = 1 << values.bit_length()
+    found = np.fft.irfft(np.fft.rfft(share, length) ** users, length)[:values]
+    return np.maximum(found, 0.0)
+
+
+def hockey_stick(noise: Floats, epsilon: float) -> float:
+    """The larger of both divergences between noise and noise + 1 (MATH 1), by its masses."""
+    here = np.append(noise, 0.0)
+    shifted = np.insert(noise, 0, 0.0)
+    growth = math.exp(epsilon)
+    both = (here - growth * shifted, shifted - growth * here)
+    return max(float(np.maximum(0.0, difference).sum()) for difference in both) + _ROUNDING
+
+
+def negative_binomial_tails(shape: float, epsilon: float, most: int) -> Floats:
     """P(X > c) for c = 0..most, X ~ NegBin(shape, e^-eps), shape <= 1 (MATH 2's convention).
 
     Sums of positive terms from the far end; what lies beyond the last term is bounded by a
@@ -193,7 +216,7 @@ def negative_binomial_tails(shape: float, epsilon: float, most: int) -> np.ndarr
     first = math.exp(shape * math.log(-math.expm1(-epsilon)))
     masses = first * shape * p * np.concatenate(([1.0], np.cumprod(p * (k + shape) / (k + 1))))
     beyond = masses[-1] * p / -math.expm1(-epsilon)
-    tails: np.ndarray = np.cumsum(masses[::-1])[::-1][: most + 1] + beyond
+    tails: Floats = np.cumsum(masses[::-1])[::-1][: most + 1] + beyond
     return tails
 
 

@@ -39,13 +39,13 @@ from scipy.special import zeta
 
 from stream_app.core.confidence import Bools, Ints
 from stream_app.core.experiment import Comparison, Experiment, Guarantee, ScheduleName
-from stream_app.core.noise import AnyNoise, Floats, NoNoise
+from stream_app.core.noise import Floats, Noise, NoNoise
 from stream_app.core.simulation import Block, agent_runs, grid, means_of, users_of
 
 Baseline = Callable[[Experiment, int, np.random.Generator], Block]
 
 
-def no_noise(_size: int) -> tuple[AnyNoise, float, float]:
+def no_noise(_size: int) -> tuple[Noise, float, float]:
     """The noise of a batch without privacy: none, of variance 0."""
     return NoNoise(), 0.0, 0.0
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_app.core.experiment import Comparison, Guarantee
-from stream_app.core.noise import Floats, both_sides
+from stream_app.core.noise import Floats
 from stream_app.core.schedules import Plan
 
 Bools = NDArray[np.bool_]
@@ -174,7 +174,7 @@ class Confidence:
 
         def scaled(theta: Floats) -> Floats:
             tilt = theta[..., None] * weights
-            worst = np.maximum(*both_sides(plan.noise, tilt))
+            worst = np.maximum(*plan.noise.both_sides(tilt))
             value: Floats = (level + reward * theta**2 + np.sum(counts * worst, -1)) / theta
             return value
 
@@ -205,7 +205,7 @@ class Confidence:
         def scaled(theta: Floats) -> Floats:
             tilt = theta[..., None] * weights
             half = np.sinh(0.5 * tilt)
-            noise = np.add(*both_sides(plan.noise, tilt))
+            noise = np.add(*plan.noise.both_sides(tilt))
             spread_term = mass * np.log1p(4 * spread[..., None] * half * half)
             total = np.sum(spread_term + counts * noise, -1)
             level = np.full(theta.shape, chance)

@@ -10,14 +10,8 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from stream_app.core.mechanisms import (
-    MAX_BATCH_SIZE,
-    Calibration,
-    Mechanism,
-    MechanismName,
-    Promise,
-    calibrate,
-)
+from stream_app.core.mechanisms import Mechanism, MechanismName, calibrate
+from stream_app.core.promise import MAX_BATCH_SIZE, Calibration, Promise
 from stream_app.errors import ConfigurationError
 
 MAX_ARMS = 1000

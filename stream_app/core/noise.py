@@ -1,105 +1,88 @@
-"""Log-moment generating functions of a batch's centred noise, over many batches at once.
+"""The centred noise of a batch's total, as confidence bounds and simulations need it.
 
-What confidence bounds need to know of a mechanism, and nothing more. Every field may be a number
-or an array with one entry per batch; `theta` broadcasts against it. Formulas: MATH 4.
+What they need to know of a mechanism, and nothing more: each mechanism brings a `Noise` of its own.
+Every field may be a number or an array with one entry per batch; `theta` broadcasts against it.
+Formulas: MATH 4.
 """
 
+import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+# Where log_mgf is finite for every theta, this only keeps e^theta from overflowing.
+UNLIMITED = 30.0
 
-class Noise(Protocol):
-    """The centred noise of one batch, or of several."""
+
+@dataclass(frozen=True, slots=True)
+class Noise(ABC):
+    """The centred noise B - E[B] of one batch, or of several."""
 
     @property
+    @abstractmethod
     def limit(self) -> float:
         """log_mgf is finite for |theta| below this."""
 
+    @abstractmethod
     def log_mgf(self, theta: Floats) -> Floats:
         """psi(theta) = log E exp(theta (B - E B))."""
 
+    @abstractmethod
+    def draw(self, count: int, rng: np.random.Generator) -> Floats:
+        """Centred totals of one batch, `count` times. From numpy: a simulation protects nobody."""
 
-@dataclass(frozen=True, slots=True)
-class BinomialNoise:
-    """B ~ Bin(trials, success): psi = n log(1 + q(e^theta - 1)) - n q theta."""
+    def both_sides(self, theta: Floats) -> tuple[Floats, Floats]:
+        """psi(theta) and psi(-theta)."""
+        return self.log_mgf(theta), self.log_mgf(-theta)
 
-    trials: float | Floats
-    success: float | Floats
+    def head(self, batches: int) -> Self:
+        """The first entries of stacked noise."""
+        names = [field.name for field in dataclasses.fields(self)]
+        return dataclasses.replace(self, **{name: getattr(self, name)[:batches] for name in names})
 
-    @property
-    def limit(self) -> float:
-        """Finite everywhere; the bound only keeps e^theta from overflowing."""
-        return 30.0
 
-    def log_mgf(self, theta: Floats) -> Floats:
+class SymmetricNoise(Noise):
+    """Noise for which psi(theta) = psi(-theta): computed once."""
+
+    __slots__ = ()
+
+    def both_sides(self, theta: Floats) -> tuple[Floats, Floats]:
         """See `Noise`."""
-        grown = np.log1p(self.success * np.expm1(theta))
-        psi: Floats = self.trials * (grown - self.success * theta)
-        return psi
+        psi = self.log_mgf(theta)
+        return psi, psi
 
 
 @dataclass(frozen=True, slots=True)
-class LaplaceNoise:
-    """B = the sum of m users' shares of a discrete Laplace, shape = m / honest users.
-
-    (m/h)[2 log(1-p) - log(1 - p e^theta) - log(1 - p e^-theta)] with p = e^-eps, written without
-    cancellation as -(m/h) log(1 - (sinh(theta/2) / sinh(eps/2))^2). It bounds the clipped noise
-    too: the shares are symmetric, and clipping lowers cosh.
-    """
-
-    shape: float | Floats
-    epsilon: float | Floats
-
-    @property
-    def limit(self) -> float:
-        """Finite for |theta| < eps."""
-        return float(np.min(self.epsilon))
-
-    def log_mgf(self, theta: Floats) -> Floats:
-        """See `Noise`."""
-        ratio = np.sinh(0.5 * theta) / np.sinh(0.5 * np.asarray(self.epsilon))
-        psi: Floats = -self.shape * np.log1p(-ratio * ratio)
-        return psi
-
-
-@dataclass(frozen=True, slots=True)
-class NoNoise:
+class NoNoise(SymmetricNoise):
     """No noise at all, for baselines without privacy; `batches` only gives the array its shape."""
 
     batches: float | Floats = 0.0
 
     @property
     def limit(self) -> float:
-        """Finite everywhere; the bound only keeps e^theta from overflowing."""
-        return 30.0
+        """Finite everywhere."""
+        return UNLIMITED
 
     def log_mgf(self, theta: Floats) -> Floats:
         """See `Noise`."""
         return np.zeros_like(theta)
 
-
-AnyNoise = BinomialNoise | LaplaceNoise | NoNoise
-
-
-def both_sides(noise: AnyNoise, theta: Floats) -> tuple[Floats, Floats]:
-    """psi(theta) and psi(-theta); they are one where the noise is symmetric."""
-    psi = noise.log_mgf(theta)
-    return psi, noise.log_mgf(-theta) if isinstance(noise, BinomialNoise) else psi
+    def draw(self, count: int, rng: np.random.Generator) -> Floats:
+        """See `Noise`."""
+        return np.zeros(count)
 
 
-def head(noise: AnyNoise, batches: int) -> AnyNoise:
-    """The first entries of stacked noise."""
-    return type(noise)(*(getattr(noise, f)[:batches] for f in noise.__dataclass_fields__))
-
-
-def stack(noises: Sequence[AnyNoise]) -> AnyNoise:
+def stack(noises: Sequence[Noise]) -> Noise:
     """One value whose fields hold one entry per batch; all noises are of one kind."""
     first = noises[0]
-    fields = first.__dataclass_fields__
-    return type(first)(*(np.array([float(getattr(n, f)) for n in noises]) for f in fields))
+    entries = {
+        field.name: np.array([float(getattr(noise, field.name)) for noise in noises])
+        for field in dataclasses.fields(first)
+    }
+    return dataclasses.replace(first, **entries)

@@ -1,15 +1,13 @@
-"""How a client draws its share of the noise: tables, and samplers over the system's randomness.
+"""How a client draws its share of the noise: samplers over the operating system's randomness.
 
 Every sampler takes 64 random bits at a time, each used once, so that a client in another language
-gets the same noise from the same draws (producers/PROTOCOL.md, "Noise").
+gets the same noise from the same draws (producers/PROTOCOL.md, "Noise"). What holds for one
+mechanism only is in its own module; here is what several can use.
 """
 
-import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable
-from decimal import ROUND_HALF_EVEN, Decimal, localcontext
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -17,41 +15,13 @@ import numpy.typing as npt
 from stream_app.core import accounting
 from stream_app.errors import ConfigurationError
 
+# So many random bytes. For a person's report always the operating system's (`secrets`); a replay
+# and the tests give others.
 Entropy = Callable[[int], bytes]
+# So many users' shares at once, in the order in which a `Sampler` over the same entropy draws them.
+ManyShares = Callable[[int], npt.NDArray[np.int64]]
+# 256 draws: the system call is shared by so many reports, and a forked child discards little.
 _BLOCK_BYTES = 2048
-
-
-@lru_cache(maxsize=64)
-def laplace_table(honest: int, epsilon: Decimal, clip: int, bits: int) -> tuple[int, ...]:
-    """2**bits P(c + clip(X - Y, -c, c) <= j) for j = 0..2c-1, each rounded to nearest.
-
-    a_d = P(X - Y = d) satisfies, by its generating function ((1-p)^2 / ((1-pz)(1-p/z)))^r, r = 1/h:
-    p (d-1+r) a_(d-1) = (1+p^2) d a_d - p (d+1-r) a_(d+1). It is the decaying solution, so the
-    recurrence is run downward from far out (Miller's algorithm), where it is stable, and divided
-    by its sum. With 48 bits and 10 digits to spare, every entry is right to the last bit.
-    """
-    with localcontext() as context:
-        context.prec = int(bits * 0.302) + 40
-        eps = min(epsilon, Decimal(accounting.MAX_EPSILON))
-        r = Decimal(1) / honest
-        p = (-eps).exp()
-        centre = 1 + p * p
-        start = clip + math.ceil((bits + 48) * math.log(2) / float(eps)) + 2
-        above = Decimal(0)
-        here = Decimal(1)
-        tail = Decimal(0)
-        tails = [Decimal(0)] * (clip + 1)
-        for d in range(start, 0, -1):
-            tail += here
-            if d <= clip:
-                tails[d] = tail
-            below = (centre * d * here - p * (d + 1 - r) * above) / (p * (d - 1 + r))
-            above = here
-            here = below
-        whole = here + 2 * tail
-        scale = Decimal(1 << bits) / whole
-        lower = [int((tail * scale).to_integral_value(ROUND_HALF_EVEN)) for tail in tails[1:]]
-    return tuple(reversed(lower)) + tuple((1 << bits) - entry for entry in lower)
 
 
 class Sampler(ABC):
@@ -88,39 +58,6 @@ class Sampler(ABC):
         return (self.draw() < int(reward * accounting.ONE)) + self.noise()
 
 
-class FairSampler(Sampler):
-    """The number of ones among `trials` fair bits, lowest bits of a draw first."""
-
-    __slots__ = ("_full", "_mask")
-
-    def __init__(self, trials: int, entropy: Entropy) -> None:
-        super().__init__(entropy)
-        self._full, rest = divmod(trials, 64)
-        self._mask = (1 << rest) - 1
-
-    def noise(self) -> int:
-        """See `Sampler`."""
-        ones = sum(self.draw().bit_count() for _ in range(self._full))
-        return ones + (self.draw() & self._mask).bit_count() if self._mask else ones
-
-
-class BiasedSampler(Sampler):
-    """The number of draws below the numerator."""
-
-    __slots__ = ("_numerator", "_trials")
-
-    def __init__(self, trials: int, numerator: int, entropy: Entropy) -> None:
-        super().__init__(entropy)
-        self._trials = trials
-        self._numerator = numerator
-
-    def noise(self) -> int:
-        """See `Sampler`."""
-        if self._trials == 1:
-            return int(self.draw() < self._numerator)
-        return sum(self.draw() < self._numerator for _ in range(self._trials))
-
-
 class WideTableSampler(Sampler):
     """Inversion by 128 bits, low half first: the number of table entries that are at most those."""
 
@@ -137,14 +74,16 @@ class WideTableSampler(Sampler):
 
 
 class TableSampler(Sampler):
-    """Inversion: the number of table entries that are at most the draw, for a block at once."""
+    """Inversion: the number of table entries that are at most the draw, for a block at once.
+
+    Its simple twin is `bisect_right` for every draw (tests/core/test_samplers.py compares).
+    """
 
     __slots__ = ("_block", "_shares", "_steps")
 
     def __init__(self, table: tuple[int, ...], entropy: Entropy) -> None:
         super().__init__(entropy)
-        # An entry of 2**64 is above all draws.
-        self._steps = np.array([entry for entry in table if entry < 1 << 64], np.uint64)
+        self._steps = _steps(table)
         self._block = _draws(b"")
         self._shares: list[int] = []  # of the draws that are left
 
@@ -172,6 +111,26 @@ class TableSampler(Sampler):
             if reward == 1:
                 return 1 + self._shares.pop()
         return super().encode(reward)
+
+
+def many_by_table(table: tuple[int, ...], bits: int, entropy: Entropy) -> ManyShares:
+    """The shares that a sampler with this table would draw from this entropy, many at once."""
+    steps = _steps(table)
+
+    def narrow(count: int) -> npt.NDArray[np.int64]:
+        return np.searchsorted(steps, np.frombuffer(entropy(8 * count), "<u8"), side="right")
+
+    def wide(count: int) -> npt.NDArray[np.int64]:
+        drawn = entropy(16 * count)
+        numbers = [int.from_bytes(drawn[i : i + 16], "little") for i in range(0, len(drawn), 16)]
+        return np.array([bisect_right(table, number) for number in numbers], np.int64)
+
+    return narrow if bits == 64 else wide
+
+
+def _steps(table: tuple[int, ...]) -> npt.NDArray[np.uint64]:
+    """The entries that a 64-bit draw can reach: one of 2**64 is above all draws."""
+    return np.array([entry for entry in table if entry < 1 << 64], np.uint64)
 
 
 def _draws(randomness: bytes) -> npt.NDArray[np.uint64]:

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_app.core.experiment import Comparison, Experiment, ScheduleName
-from stream_app.core.mechanisms import MAX_BATCH_SIZE
-from stream_app.core.noise import AnyNoise, Floats, head, stack
+from stream_app.core.noise import Floats, Noise, stack
+from stream_app.core.promise import MAX_BATCH_SIZE
 
 # An arm gets no more batches than this, whatever the horizon.
 MAX_BATCHES = 1_000_000
-Noises = Callable[[int], tuple[AnyNoise, float, float]]
+Noises = Callable[[int], tuple[Noise, float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Plan:
     users: Floats  # per group: n
     weights: Floats  # per group: w
     variances: Floats  # per group: the noise's variance as the paper's radius takes it
-    noise: AnyNoise  # per group
+    noise: Noise  # per group
     counts: Floats  # (batches + 1, groups)
     group: NDArray[np.int64]  # of each batch
 
@@ -50,7 +50,7 @@ class Plan:
             users=self.users[:groups],
             weights=self.weights[:groups],
             variances=self.variances[:groups],
-            noise=head(self.noise, groups),
+            noise=self.noise.head(groups),
             counts=self.counts[:, :groups],
         )
 
@@ -92,7 +92,7 @@ def sizes(experiment: Experiment, horizon: int, variance: float) -> Iterator[int
 def mechanism_noise(experiment: Experiment) -> Noises:
     """Noise, variance and the paper's sigma^2 of a batch of some size, under the promise."""
 
-    def of(size: int) -> tuple[AnyNoise, float, float]:
+    def of(size: int) -> tuple[Noise, float, float]:
         mechanism = experiment.privacy.for_batch(size)
         return mechanism.noise, mechanism.variance, mechanism.sub_gaussian_variance
 

@@ -16,10 +16,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from stream_app.core.agents import Agent, Arms
 from stream_app.core.confidence import Bools, Ints
 from stream_app.core.experiment import Experiment, Order
-from stream_app.core.noise import AnyNoise, BinomialNoise, Floats, LaplaceNoise, NoNoise
+from stream_app.core.noise import Floats
+from stream_app.core.phased_agent import Arms, PhasedAgent
 from stream_app.core.schedules import Noises, mechanism_noise
 
 # Runs that share one generator: the result does not depend on how many processes share the work.
@@ -135,7 +135,7 @@ class _Runs:
 
     def __init__(
         self,
-        agent: Agent,
+        agent: PhasedAgent,
         noises: Noises,
         reward_means: Floats,
         runs: int,
@@ -218,24 +218,10 @@ def _draw_sums(sizes: Ints, means: Floats, noises: Noises, rng: np.random.Genera
     sums = rng.binomial(sizes, means).astype(np.float64)
     for size in np.unique(sizes):
         alike = sizes == size
-        sums[alike] += draw_noise(noises(int(size))[0], int(alike.sum()), rng)
+        sums[alike] += noises(int(size))[0].draw(int(alike.sum()), rng)
     return sums
 
 
-def draw_noise(noise: AnyNoise, count: int, rng: np.random.Generator) -> Floats:
-    """Centred totals of one batch's noise, `count` times."""
-    match noise:
-        case BinomialNoise(trials, success):
-            ones: Floats = rng.binomial(int(trials), success, count).astype(np.float64)
-            return ones - float(trials) * float(success)
-        case LaplaceNoise(shape, epsilon):
-            stop = -np.expm1(-epsilon)
-            up = rng.negative_binomial(shape, stop, count)
-            return (up - rng.negative_binomial(shape, stop, count)).astype(np.float64)
-        case NoNoise():
-            return np.zeros(count)
-
-
 @lru_cache(maxsize=32)
-def _agent(experiment: Experiment, noises: Noises) -> Agent:
-    return Agent(experiment, noises)
+def _agent(experiment: Experiment, noises: Noises) -> PhasedAgent:
+    return PhasedAgent(experiment, noises)

@@ -6,8 +6,6 @@ form is JSON as RFC 8785 would print it: sorted keys, no spaces, UTF-8, and no n
 language could print in two ways: integers below 2**53, and decimal strings for all else.
 """
 
-import base64
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,14 +15,9 @@ from typing import Any
 
 import orjson
 
-from stream_app.core.mechanisms import (
-    Calibration,
-    Mechanism,
-    MechanismName,
-    Promise,
-    plain,
-    rebuild,
-)
+from stream_app.core.batch_id import format_batch_id
+from stream_app.core.mechanisms import Mechanism, MechanismName, rebuild
+from stream_app.core.promise import Calibration, Promise, plain
 from stream_app.errors import ConfigurationError, InvalidInput
 
 VERSION = 1
@@ -46,12 +39,6 @@ _KEYS = frozenset(
         "version",
     }
 )
-# Beyond 2**53 in some mechanism: a string in the terms.
-_WIDE = frozenset({"success_numerator"})
-_PARAMETERS = {
-    MechanismName.BINOMIAL: frozenset({"trials", "success_numerator", "success_bits"}),
-    MechanismName.DISCRETE_LAPLACE: frozenset({"clip", "table_bits"}),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +81,7 @@ class Terms:
             "honest_fraction": plain(promise.honest_fraction),
             "mechanism": str(self.mechanism.name),
             "parameters": {
-                key: str(value) if key in _WIDE else value
+                key: str(value) if key in self.mechanism.wide_parameters else value
                 for key, value in self.mechanism.parameters.items()
             },
             "sequence": self.sequence,
@@ -103,7 +90,7 @@ class Terms:
 
     @property
     def batch_id(self) -> str:
-        """`<sequence>.<SHA-256 of the canonical form, base64url, 43 characters>`."""
+        """The id that these terms hash to."""
         return batch_id(self.as_json())
 
 
@@ -114,8 +101,7 @@ def canonical(terms: Mapping[str, Any]) -> bytes:
 
 def batch_id(terms: Mapping[str, Any]) -> str:
     """The id that terms hash to."""
-    digest = hashlib.sha256(canonical(terms)).digest()
-    return f"{terms['sequence']}.{base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
+    return format_batch_id(terms["sequence"], canonical(terms))
 
 
 def parse(raw: object) -> Terms:
@@ -131,8 +117,10 @@ def parse(raw: object) -> Terms:
         name = MechanismName(raw["mechanism"])
         calibration = Calibration(raw["calibration"])
         stated = raw["parameters"]
-        if not isinstance(stated, dict) or set(stated) != _PARAMETERS[name]:
-            raise InvalidInput(f"parameters of {name} must be {sorted(_PARAMETERS[name])}")
+        wanted = name.family.parameter_names
+        if not isinstance(stated, dict) or set(stated) != wanted:
+            raise InvalidInput(f"parameters of {name} must be {sorted(wanted)}")
+        wide = name.family.wide_parameters
         mechanism = _mechanism(
             name,
             calibration,
@@ -141,7 +129,7 @@ def parse(raw: object) -> Terms:
             _integer(raw, "batch_size"),
             _decimal(raw, "honest_fraction"),
             tuple(
-                (key, int(_decimal(stated, key)) if key in _WIDE else _integer(stated, key))
+                (key, int(_decimal(stated, key)) if key in wide else _integer(stated, key))
                 for key in stated
             ),
         )

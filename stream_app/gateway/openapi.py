@@ -4,7 +4,8 @@ from typing import Any
 
 import orjson
 
-from stream_app.core.agents import Status
+from stream_app.core.batch_id import PATTERN
+from stream_app.core.state import Status
 from stream_app.gateway.reports import MAX_REPORTS, Outcome
 from stream_app.settings import GatewaySettings
 from stream_app.wire.envelope import VERSION
@@ -20,7 +21,7 @@ _REPORT = {
     "description": "One user's noisy report. All have the same length on the wire.",
     "required": ["batch", "id", "ones"],
     "properties": {
-        "batch": {"type": "string", "pattern": r"^[0-9]{1,15}\.[A-Za-z0-9_-]{43}$"},
+        "batch": {"type": "string", "pattern": f"^{PATTERN}$"},
         "id": {"type": "string", "pattern": "^[0-9a-f]{32}$", "description": "128 random bits."},
         "ones": {"type": "integer", "minimum": 0, "maximum": (1 << 32) + 1},
     },

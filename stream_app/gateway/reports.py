@@ -13,13 +13,13 @@ from typing import Any
 
 import orjson
 
-from stream_app.core.agents import Status
-from stream_app.core.mechanisms import MAX_REPORT_BITS
+from stream_app.core.batch_id import parse_batch_id
+from stream_app.core.promise import MAX_REPORT_BITS
+from stream_app.core.state import Status
 from stream_app.errors import InvalidInput
 from stream_app.wire.report import encode_report
 
 MAX_REPORTS = 1000
-_BATCH_ID = re.compile(r"([0-9]{1,15})\.[A-Za-z0-9_-]{43}")
 _REPORT_ID = re.compile(r"[0-9a-f]{32}")
 _REPORT_KEYS = {"batch", "id", "ones"}
 
@@ -95,10 +95,10 @@ def _judge(posting: Posting, report: Any) -> Outcome:
         return Outcome.MALFORMED
     most = posting.max_ones.get(batch_id, -1)
     if most == -1:
-        shape = _BATCH_ID.fullmatch(batch_id)
-        if shape is None:
+        stated = parse_batch_id(batch_id)
+        if stated is None:
             return Outcome.MALFORMED
-        if posting.status is not Status.RUNNING or int(shape[1]) <= posting.newest:
+        if posting.status is not Status.RUNNING or stated.sequence <= posting.newest:
             return Outcome.LATE
         most = 1 + MAX_REPORT_BITS
     if most is None:

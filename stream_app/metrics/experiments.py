@@ -21,7 +21,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stream_app.core.agents import Status
+from stream_app.core.state import Status
 from stream_app.settings import MetricsSettings
 
 # Metric, key in the snapshot, help.

@@ -8,8 +8,9 @@ milliseconds, and most experiments are never looked at.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stream_app.core.agents import Agent, State
+from stream_app.core.agents import Agent
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import State
 from stream_app.errors import ConfigurationError
 
 # Points of one history if there are few arms; all arms together have about 16 times as many.

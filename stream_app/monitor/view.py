@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from stream_app.core.agents import Agent
+from stream_app.core.agents import Agent, agent_for
 from stream_app.core.terms import MAX_INTEGER, Terms
 from stream_app.errors import InvalidInput
 from stream_app.monitor import wording
@@ -72,7 +72,7 @@ class View:
         self._reports_retained = reports_retained
         self.version = 0  # counts all changes
         self._entries: dict[str, _Entry] = {}
-        self._agent = lru_cache(maxsize=64)(Agent)
+        self._agent = lru_cache(maxsize=64)(agent_for)
 
     def assignment(self, value: bytes | None) -> None:
         """Take a record of `assignments`; an invalid one is counted and skipped."""

@@ -5,7 +5,7 @@ Takes a snapshot of the view, gives text. The same words are on the web page and
 
 from typing import Any
 
-from stream_app.core.agents import Status
+from stream_app.core.state import Status
 
 
 def describe(shown: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from stream_app.core.batch_id import stated_sequence
 from stream_app.core.window import Place, Refusal, Window, place
 from stream_app.shuffler.open_batches import OpenBatches
 from stream_app.wire.report import MAX_REPORT_BYTES, decode_report
@@ -123,12 +124,12 @@ class Counting:
         if len(value) > MAX_REPORT_BYTES:
             return Refusal.OVERSIZED
         try:
-            sequence, _, digest = decode_report(value)[0].partition(".")
+            sequence = stated_sequence(decode_report(value)[0])
         except (ValueError, KeyError, TypeError):
             return Refusal.MALFORMED
-        if not sequence.isascii() or not sequence.isdigit() or len(sequence) > 15 or not digest:
+        if sequence is None:
             return Refusal.MALFORMED
-        had = self._batches.has_had(chunk.keys[index], int(sequence))
+        had = self._batches.has_had(chunk.keys[index], sequence)
         return Refusal.LATE if had else Refusal.UNKNOWN_BATCH
 
 

@@ -8,6 +8,7 @@ are refused. Nothing here knows reports or windows.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from stream_app.core.batch_id import sequence_of
 from stream_app.core.terms import Limits, Terms, check
 from stream_app.errors import InvalidInput
 from stream_app.runtime.refusals import Refusals
@@ -73,8 +74,8 @@ class OpenBatches:
         known = self._known.setdefault(key, _Known())
         known.readable = True
         fresh: dict[int, str] = {}
-        for batch_id, terms in sorted(listed.items(), key=lambda entry: _sequence(entry[0])):
-            sequence = _sequence(batch_id)
+        for batch_id, terms in sorted(listed.items(), key=lambda entry: sequence_of(entry[0])):
+            sequence = sequence_of(batch_id)
             again = terms is None
             new = released is not None or sequence > known.highest
             if sequence in fresh or not (again or new):
@@ -118,7 +119,3 @@ class OpenBatches:
                 continue
             listed[batch_id] = terms
         return listed
-
-
-def _sequence(batch_id: str) -> int:
-    return int(batch_id.partition(".")[0])

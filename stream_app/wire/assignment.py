@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from stream_app.core.agents import ArmState, OpenBatch, State, Status
 from stream_app.core.experiment import MAX_HORIZON, Experiment
+from stream_app.core.state import ArmState, OpenBatch, State, Status
 from stream_app.core.terms import Terms, parse
 from stream_app.definitions import dump_experiment, parse_experiment
 from stream_app.errors import InvalidInput

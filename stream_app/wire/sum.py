@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import orjson
 
+from stream_app.core.batch_id import SEQUENCE_PATTERN, sequence_of
 from stream_app.core.terms import Terms, parse
 from stream_app.core.window import Place, Release
 from stream_app.errors import InvalidInput
 from stream_app.wire.envelope import VERSION, integer, json_object, parse_place
 
-_SUM_HEAD = re.compile(rb'\{"version":%d,"batch":"([0-9]{1,15})\.' % VERSION)
+# How `encode_sum` begins: enough to read the sequence number of its batch.
+_SUM_HEAD = re.compile(rb'\{"version":%d,"batch":"(%b)\.' % (VERSION, SEQUENCE_PATTERN.encode()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,6 @@ def peek_sequence(value: bytes | None) -> int:
     if usual := _SUM_HEAD.match(value):
         return int(usual[1])
     try:
-        return int(orjson.loads(value)["batch"].partition(".")[0])
+        return sequence_of(orjson.loads(value)["batch"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(f"not a sum: {error}") from None

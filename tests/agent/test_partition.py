@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream_app.agent.partition import EliminationPartition
-from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import Status
 from stream_app.core.terms import Limits, Terms
 from stream_app.core.window import Place, Release
 from stream_app.definitions import dump_experiment

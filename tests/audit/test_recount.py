@@ -12,7 +12,7 @@ from aiokafka.admin import RecordsToDelete
 from stream_app import kafka
 from stream_app.audit.recount import audit
 from stream_app.audit.verify import CheckResult, verify
-from stream_app.core.agents import Status
+from stream_app.core.state import Status
 from stream_app.errors import ConfigurationError
 from stream_app.local.broker import LocalBroker
 from stream_app.wire.report import encode_report

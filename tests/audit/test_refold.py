@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from stream_app.audit.refold import refold
-from stream_app.core.mechanisms import DiscreteLaplace
+from stream_app.core.discrete_laplace import DiscreteLaplace
 from stream_app.core.terms import Terms, parse
 from stream_app.registry import Entry
 from stream_app.wire.assignment import Assignment

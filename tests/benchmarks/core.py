@@ -13,12 +13,15 @@ import numpy as np
 from scipy import optimize, stats
 
 from stream_app.core import accounting, simulation
-from stream_app.core.agents import Agent, ArmState, State, Status
+from stream_app.core.agents import agent_for
 from stream_app.core.confidence import Confidence
+from stream_app.core.discrete_laplace import DiscreteLaplace
 from stream_app.core.experiment import Experiment
-from stream_app.core.mechanisms import DiscreteLaplace, Promise, calibrate
-from stream_app.core.samplers import laplace_table
+from stream_app.core.mechanisms import calibrate
+from stream_app.core.phased_agent import PhasedAgent
+from stream_app.core.promise import Promise
 from stream_app.core.schedules import Plan
+from stream_app.core.state import ArmState, State, Status
 from stream_app.core.terms import Terms
 from stream_app.core.window import open_window, place
 from stream_app.definitions import load_experiment, resolve
@@ -110,8 +113,8 @@ def _decision(preset: str) -> Outcome:
         },
         "many",
     )
-    agent = Agent(definition)
-    horizon_plan, confidence = agent._for_horizon(definition.horizon)
+    agent = PhasedAgent(definition)
+    horizon_plan, confidence = agent.rules(0)
     users = horizon_plan.sizes[:40]
     weighted = sum(0.5 * size * horizon_plan.weight(i) for i, size in enumerate(users))
     fresh = ArmState(True, 40, sum(users), weighted, 0.5 * sum(users))
@@ -151,7 +154,7 @@ def _one_run(experiment: Experiment) -> None:
     assert experiment.simulation is not None
     means = experiment.simulation.means
     rng = np.random.default_rng(1)
-    agent = Agent(experiment)
+    agent = agent_for(experiment)
     tables = {}
     state = agent.begin()
     left = experiment.horizon
@@ -160,9 +163,7 @@ def _one_run(experiment: Experiment) -> None:
         mechanism = experiment.privacy.for_batch(batch.size)
         assert isinstance(mechanism, DiscreteLaplace)
         if batch.size not in tables:
-            table = laplace_table(mechanism.promise.honest, mechanism.promise.epsilon,
-                                  mechanism.clip, 64)  # fmt: skip
-            tables[batch.size] = np.array(table, np.uint64)
+            tables[batch.size] = np.array(mechanism.table, np.uint64)
         draws = rng.integers(0, 2**64, batch.size, np.uint64)
         ones = np.searchsorted(tables[batch.size], draws, "right")
         ones += rng.random(batch.size) < means[batch.arm]

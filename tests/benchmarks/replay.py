@@ -21,8 +21,8 @@ from producers.replay.match import Mode
 from producers.replay.report import report
 from producers.transport import KafkaTransport
 from stream_app import registry
-from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import Status
 from stream_app.definitions import resolve
 from stream_app.kafka.record_batches import Rows
 from stream_app.local.broker import LocalBroker

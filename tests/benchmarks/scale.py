@@ -15,7 +15,7 @@ from typing import Any
 import uvloop
 
 from stream_app import agent, kafka, shuffler
-from stream_app.core.agents import Agent
+from stream_app.core.agents import agent_for
 from stream_app.core.window import Place, Release
 from stream_app.kafka.reading import read_partition
 from stream_app.local.broker import LocalBroker, free_port
@@ -132,7 +132,7 @@ async def _idle(bootstrap: str, count: int, sums: int = 0) -> Settings:
     settings = settings_for(bootstrap)
     await topics(settings, _PARTITIONS)
     begun = experiment("e", horizon=100_000)
-    state = Agent(begun).begin()
+    state = agent_for(begun).begin()
     opened = tuple(replace(batch, sequence=sums + batch.sequence) for batch in state.open)
     state = replace(state, open=opened, sequence=sums + state.sequence)
     parts: dict[int, list[str]] = {}

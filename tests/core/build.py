@@ -17,7 +17,8 @@ from stream_app.core.experiment import (
     ScheduleName,
     Simulation,
 )
-from stream_app.core.mechanisms import Calibration, MechanismName
+from stream_app.core.mechanisms import MechanismName
+from stream_app.core.promise import Calibration
 
 _ENUMS: dict[str, Any] = {
     "test": Comparison,

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream_app.core.agents import Agent, Arms, ArmState, OpenBatch, State, Status
 from stream_app.core.experiment import Experiment
+from stream_app.core.phased_agent import Arms, PhasedAgent
+from stream_app.core.state import ArmState, OpenBatch, State, Status
 from stream_app.errors import IllegalTransition
 from tests.core.build import experiment
 
@@ -31,7 +32,7 @@ def sums_of(arm: int, batch: int) -> float:
 
 
 def walk(
-    agent: Agent, sums: Callable[[int, int], float] = sums_of, most: int = 400
+    agent: PhasedAgent, sums: Callable[[int, int], float] = sums_of, most: int = 400
 ) -> Iterator[State]:
     """All states of a run in which arm a's b-th batch has mean sums(a, b)."""
     state = agent.begin()
@@ -57,7 +58,7 @@ def test_algorithm_1_by_hand() -> None:
     horizon = 10**8
     size = 5_000_000
     sigma = math.sqrt(1.5 * 96 * math.log(2e6) / 0.25)
-    agent = Agent(experiment("sdp-ae", horizon, 3, batch_size=size))
+    agent = PhasedAgent(experiment("sdp-ae", horizon, 3, batch_size=size))
 
     def radius(t: int) -> float:
         users = t * size
@@ -93,7 +94,7 @@ def test_algorithm_2_by_hand() -> None:
     """VB-SDP-AE, two arms: batches 2, 4, 8, .. for each; it decides when the gap is above 2I."""
     horizon = 10**6
     sigma = math.sqrt(1.5 * 96 * math.log(2e6) / 0.25)
-    agent = Agent(experiment("vb-sdp-ae", horizon, 2))
+    agent = PhasedAgent(experiment("vb-sdp-ae", horizon, 2))
     states = list(walk(agent, lambda arm, _: 0.9 - 0.8 * arm))
 
     def radius(t: int) -> float:
@@ -112,7 +113,7 @@ def test_algorithm_2_by_hand() -> None:
 
 def test_kl_ucb_by_hand() -> None:
     """Every arm has one batch first; then the largest upper bound is next, ties to the first."""
-    agent = Agent(small("kl-ucb", 10**5))
+    agent = PhasedAgent(small("kl-ucb", 10**5))
     state = agent.begin()
     for arm, mean in enumerate((0.5, 0.8, 0.5)):
         assert state.open[0].arm == arm
@@ -139,7 +140,7 @@ def test_order_changes_nothing(preset: str, arms: int, seed: int) -> None:
     means = [[random.random() for _ in range(400)] for _ in range(arms)]
     results = []
     for order in ("sequential", "interleaved"):
-        agent = Agent(small(preset, 1500, arms, order=order))
+        agent = PhasedAgent(small(preset, 1500, arms, order=order))
         state = agent.begin()
         trace = []
         while state.status is Status.RUNNING:
@@ -159,7 +160,7 @@ def test_order_changes_nothing(preset: str, arms: int, seed: int) -> None:
 def test_laws_of_a_run(preset: str, order: str) -> None:
     """Sequence numbers are new, the horizon is never exceeded, and the state stays O(k)."""
     value = small(preset, 3000, 4, order=order)
-    agent = Agent(value)
+    agent = PhasedAgent(value)
     seen: list[int] = []
     for state in walk(agent):
         seen += [b.sequence for b in state.open if b.sequence not in seen]
@@ -178,9 +179,9 @@ def test_laws_of_a_run(preset: str, order: str) -> None:
 def test_incomplete_phases_are_not_opened(preset: str) -> None:
     """Equal arms end the run exhausted: the next phase would not have fitted, this one did."""
     value = small(preset, 1000, 3)
-    agent = Agent(value)
+    agent = PhasedAgent(value)
     *_, state = walk(agent, lambda _arm, _batch: 0.5)
-    sizes = agent._for_horizon(1000)[0].sizes
+    sizes = agent.rules(0).plan.sizes
     done = state.arms[0].batches
     following = (sizes[done] if done < len(sizes) else 1000) * (1 if preset == "kl-ucb" else 3)
 
@@ -192,7 +193,7 @@ def test_incomplete_phases_are_not_opened(preset: str) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_exhausted_names_the_leader(preset: str) -> None:
     """When the horizon ends the agent serves the arm with the largest mean."""
-    agent = Agent(small(preset, 400, 3))
+    agent = PhasedAgent(small(preset, 400, 3))
     *_, state = walk(agent, lambda arm, _batch: (0.5, 0.52, 0.48)[arm])
 
     assert (state.status, state.serve) == (Status.EXHAUSTED, 1)
@@ -201,7 +202,7 @@ def test_exhausted_names_the_leader(preset: str) -> None:
 
 def test_decided_with_one_arm_left() -> None:
     """Nothing is collected any more, long before the horizon."""
-    agent = Agent(small("optimal", 10**6, 3))
+    agent = PhasedAgent(small("optimal", 10**6, 3))
     *_, state = walk(agent, lambda arm, _batch: (0.1, 0.2, 0.9)[arm])
 
     assert (state.status, state.serve, state.open) == (Status.DECIDED, 2, ())
@@ -213,7 +214,7 @@ def test_decided_with_one_arm_left() -> None:
 @pytest.mark.parametrize("order", ["sequential", "interleaved"])
 def test_sum_of_an_unopened_batch(preset: str, order: str) -> None:
     """Past, future and repeated batches raise, and leave the state as it was."""
-    agent = Agent(small(preset, order=order))
+    agent = PhasedAgent(small(preset, order=order))
     begun = agent.begin()
     state = agent.fold(begun, 1, 3.0)
     copy = replace(state)
@@ -228,7 +229,7 @@ def test_sum_of_an_unopened_batch(preset: str, order: str) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_nothing_is_taken_after_the_end(preset: str) -> None:
     """Stopped, decided and exhausted agents take no sum."""
-    agent = Agent(small(preset, 400))
+    agent = PhasedAgent(small(preset, 400))
     *_, ended = walk(agent, lambda arm, _batch: (0.1, 0.2, 0.9)[arm])
     stopped = agent.stop(agent.fold(agent.begin(), 1, 3.0))
 
@@ -243,7 +244,7 @@ def test_nothing_is_taken_after_the_end(preset: str) -> None:
 
 def test_stopped_before_any_sum() -> None:
     """The first arm is served if nothing is known."""
-    agent = Agent(small("optimal"))
+    agent = PhasedAgent(small("optimal"))
 
     assert agent.stop(agent.begin()).serve == 0
 
@@ -251,7 +252,7 @@ def test_stopped_before_any_sum() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_horizon_too_small_for_a_phase(preset: str) -> None:
     """Nothing is opened; the first arm is served."""
-    state = Agent(small(preset, 30, 3, batch_size=11)).begin()
+    state = PhasedAgent(small(preset, 30, 3, batch_size=11)).begin()
 
     assert (state.status, state.serve, state.open, state.phase) == (Status.EXHAUSTED, 0, (), 0)
 
@@ -261,7 +262,7 @@ def test_horizon_too_small_for_a_phase(preset: str) -> None:
 def test_unknown_horizon_restarts(preset: str, order: str) -> None:
     """At the guess's end everything is forgotten, T doubles, sequence numbers go on."""
     value = small(preset, 300, 3, order=order, horizon_known=False)
-    agent = Agent(value)
+    agent = PhasedAgent(value)
     states = list(walk(agent, lambda _arm, _batch: 0.5, most=90))
     restarts = [i for i, s in enumerate(states) if i and s.epoch > states[i - 1].epoch]
 
@@ -284,7 +285,7 @@ def test_unknown_horizon_restarts(preset: str, order: str) -> None:
 
 def test_unknown_horizon_skips_guesses_without_room() -> None:
     """A first guess in which no phase fits is doubled at once."""
-    agent = Agent(experiment("sdp-ae", 100, 2, horizon_known=False, batch_size=1000))
+    agent = PhasedAgent(experiment("sdp-ae", 100, 2, horizon_known=False, batch_size=1000))
     state = agent.begin()
 
     assert (state.epoch, agent.horizon(state), state.spent) == (5, 3200, 0)
@@ -293,7 +294,7 @@ def test_unknown_horizon_skips_guesses_without_room() -> None:
 
 def test_unknown_horizon_decides() -> None:
     """A decision within a guess is final."""
-    agent = Agent(small("optimal", 200, 2, horizon_known=False))
+    agent = PhasedAgent(small("optimal", 200, 2, horizon_known=False))
     *_, state = walk(agent, lambda arm, _batch: (0.2, 0.9)[arm])
 
     assert (state.status, state.serve) == (Status.DECIDED, 1)
@@ -302,7 +303,7 @@ def test_unknown_horizon_decides() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_many_runs_at_once(preset: str) -> None:
     """The rules on rows of one epoch and phase together equal those on each row alone."""
-    agent = Agent(small(preset, 300, 3, horizon_known=False, order="interleaved"))
+    agent = PhasedAgent(small(preset, 300, 3, horizon_known=False, order="interleaved"))
     rng = np.random.default_rng(1)
     due = []
     for _ in range(6):
@@ -331,7 +332,7 @@ def test_many_runs_at_once(preset: str) -> None:
             assert np.array_equal(many, np.concatenate(each), equal_nan=True)
 
 
-def concluded(agent: Agent, epoch: int, phase: int, arms: Arms) -> list[np.ndarray]:
+def concluded(agent: PhasedAgent, epoch: int, phase: int, arms: Arms) -> list[np.ndarray]:
     """All that follows from a complete phase."""
     found = agent.judged(epoch, phase, arms)
     leaders = agent.leaders(epoch, found)
@@ -345,7 +346,7 @@ def stacked(rows: list[Arms]) -> Arms:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_means_and_intervals(preset: str) -> None:
     """Before its first batch an arm's mean is unknown, its interval all of [0, 1]."""
-    agent = Agent(small(preset, 10**5, 2))
+    agent = PhasedAgent(small(preset, 10**5, 2))
     state = agent.begin()
     assert agent.means(state) == [None, None]
     assert agent.intervals(state) == [(0.0, 1.0)] * 2
@@ -360,7 +361,7 @@ def test_means_and_intervals(preset: str) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_estimates_of_past_evidence(preset: str) -> None:
     """What a history asks for equals what the state itself says, in every epoch."""
-    agent = Agent(small(preset, 300, 2, horizon_known=False))
+    agent = PhasedAgent(small(preset, 300, 2, horizon_known=False))
     states = [s for s in walk(agent, lambda _a, _b: 0.5, most=40) if all(a.batches for a in s.arms)]
     assert {0, 1} <= {s.epoch for s in states}
     for state in states[::5]:
@@ -373,10 +374,10 @@ def test_estimates_of_past_evidence(preset: str) -> None:
 
 def test_totals_with_and_without_weights() -> None:
     """An arm remembers the plain and the weighted sum of its batches."""
-    agent = Agent(small("optimal", 10**5, 2))
+    agent = PhasedAgent(small("optimal", 10**5, 2))
     states = list(walk(agent, lambda _arm, batch: 0.5 + 0.01 * batch))
     arm = states[4].arms[0]
-    plan = agent._for_horizon(10**5)[0]
+    plan = agent.rules(0).plan
     first = plan.sizes[0] * 0.5
     second = plan.sizes[1] * 0.51
 

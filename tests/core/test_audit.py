@@ -13,14 +13,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stream_app.core.mechanisms import (
-    Calibration,
-    DiscreteLaplace,
-    Mechanism,
-    MechanismName,
-    Promise,
-    calibrate,
-)
+from stream_app.core.discrete_laplace import DiscreteLaplace
+from stream_app.core.mechanisms import Mechanism, MechanismName, calibrate
+from stream_app.core.promise import Calibration, Promise
 
 LEVEL = 1e-4
 BATCHES = 1_000_000

@@ -19,8 +19,9 @@ from stream_app.core.experiment import (
     ScheduleName,
     Simulation,
 )
-from stream_app.core.mechanisms import Calibration, MechanismName
+from stream_app.core.mechanisms import MechanismName
 from stream_app.core.noise import Floats
+from stream_app.core.promise import Calibration
 from stream_app.core.simulation import Job, Result, blocks, grid, summarise
 
 SEED = 20

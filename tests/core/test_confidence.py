@@ -7,11 +7,10 @@ import pytest
 from scipy.optimize import brentq, minimize_scalar
 
 from stream_app.core import confidence as confidence_module
-from stream_app.core.agents import Agent
 from stream_app.core.confidence import Confidence, minimise
 from stream_app.core.experiment import Experiment, Guarantee
+from stream_app.core.phased_agent import PhasedAgent
 from stream_app.core.schedules import Plan, mechanism_noise, plan
-from stream_app.core.simulation import draw_noise
 from tests.core.build import experiment
 
 NOISES = [
@@ -23,7 +22,7 @@ NOISES = [
 
 
 def confidence(value: Experiment) -> Confidence:
-    return Agent(value)._for_horizon(value.horizon)[1]
+    return PhasedAgent(value).rules(0).confidence
 
 
 def psi(value: Experiment, size: int, theta: float) -> float:
@@ -436,7 +435,7 @@ def draw_sums(
     rng = np.random.default_rng(seed)
     total = np.zeros(runs)
     for j, size in enumerate(plan.sizes[:batches]):
-        noise = draw_noise(mechanism_noise(value)(size)[0], runs, rng)
+        noise = mechanism_noise(value)(size)[0].draw(runs, rng)
         total += plan.weight(j) * (rng.binomial(size, mean, runs) + noise)
     return total
 
@@ -566,8 +565,8 @@ def test_expected_index_falls_short_by_little(
 def test_plans_of_other_horizons() -> None:
     """An unknown horizon gets its own plan and levels for every guess."""
     value = experiment(horizon=1000, horizon_known=False)
-    agent = Agent(value)
-    short, long = (agent._for_horizon(h) for h in (1000, 4000))
+    agent = PhasedAgent(value)
+    short, long = (agent.rules(epoch) for epoch in (0, 2))
 
     assert len(short[0].sizes) < len(long[0].sizes)
     assert short[1]._levels(np.array(1)) < long[1]._levels(np.array(1))

@@ -15,21 +15,12 @@ import pytest
 from scipy import stats
 
 from stream_app.core.accounting import HALF, ONE, binomial_delta
-from stream_app.core.mechanisms import (
-    MAX_BATCH_SIZE,
-    Binomial,
-    Calibration,
-    DiscreteLaplace,
-    Mechanism,
-    MechanismName,
-    Promise,
-    calibrate,
-    paper_tau,
-    plain,
-    rebuild,
-)
-from stream_app.core.noise import BinomialNoise, LaplaceNoise, NoNoise, stack
-from stream_app.core.samplers import Sampler, TableSampler, laplace_table
+from stream_app.core.binomial import Binomial, BinomialNoise, paper_tau
+from stream_app.core.discrete_laplace import DiscreteLaplace, LaplaceNoise, laplace_table
+from stream_app.core.mechanisms import Mechanism, MechanismName, calibrate, rebuild
+from stream_app.core.noise import NoNoise, stack
+from stream_app.core.promise import MAX_BATCH_SIZE, Calibration, Promise, plain
+from stream_app.core.samplers import Sampler, TableSampler
 from stream_app.errors import ConfigurationError
 from tests.core.build import convolution_power, hockey_stick, share_pmf
 

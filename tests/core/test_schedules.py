@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stream_app.core.agents import Agent
 from stream_app.core.confidence import Confidence
 from stream_app.core.experiment import (
     AgentSettings,
@@ -18,6 +17,7 @@ from stream_app.core.experiment import (
     ScheduleName,
     Simulation,
 )
+from stream_app.core.phased_agent import PhasedAgent
 from stream_app.core.schedules import Plan, mechanism_noise, plan, sizes
 from stream_app.errors import ConfigurationError
 from tests.core.build import experiment
@@ -143,7 +143,7 @@ def test_plan_takes_variances_of_each_size() -> None:
 
 
 def confidence(value: Experiment) -> Confidence:
-    return Agent(value)._for_horizon(value.horizon)[1]
+    return PhasedAgent(value).rules(0).confidence
 
 
 @pytest.mark.parametrize(("horizon", "expected"), [(12, 2), (27, 2), (28, 3), (1000, 7), (4, 1)])
@@ -171,7 +171,7 @@ def test_a_horizon_too_small_for_one_batch() -> None:
 
     assert (found._phases, found._fitting) == (1, 1)
     assert found.plan.sizes == (8357,)
-    assert Agent(value).begin().open == ()
+    assert PhasedAgent(value).begin().open == ()
 
 
 def test_too_many_batches() -> None:

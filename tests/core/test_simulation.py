@@ -5,9 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from stream_app.core.agents import Agent, State, Status
+from stream_app.core.binomial import BinomialNoise
+from stream_app.core.discrete_laplace import LaplaceNoise
 from stream_app.core.experiment import Experiment
-from stream_app.core.noise import BinomialNoise, LaplaceNoise, NoNoise
+from stream_app.core.noise import NoNoise
+from stream_app.core.phased_agent import PhasedAgent
 from stream_app.core.schedules import mechanism_noise
 from stream_app.core.simulation import (
     BLOCK,
@@ -16,12 +18,12 @@ from stream_app.core.simulation import (
     _Runs,
     agent_runs,
     blocks,
-    draw_noise,
     grid,
     private_runs,
     summarise,
     users_of,
 )
+from stream_app.core.state import State, Status
 from tests.core.build import experiment
 
 MEANS = (0.8, 0.6, 0.5)
@@ -92,7 +94,7 @@ def test_regret_by_hand(preset: str, horizon: int) -> None:
     recorder = Recorder(5)
     block = agent_runs(value, mechanism_noise(value), np.array(MEANS), 1, recorder)
 
-    agent = Agent(value)
+    agent = PhasedAgent(value)
     state = None
     regret = 0.0
     users = 0
@@ -165,7 +167,7 @@ def test_runs_together_are_runs_alone(
 
     monkeypatch.setattr(_Runs, "_collect", noted)
     block = private_runs(value, len(given), np.random.default_rng(9))
-    agent = Agent(value)
+    agent = PhasedAgent(value)
     last = users_of(value)
     curve = 0
     for run, batches in given.items():
@@ -179,7 +181,7 @@ def test_runs_together_are_runs_alone(
 
 
 def fold(
-    agent: Agent, batches: list[tuple[int, int, float]], last: int
+    agent: PhasedAgent, batches: list[tuple[int, int, float]], last: int
 ) -> tuple[State, list[tuple[int, float]]]:
     """The state after these batches (arm, size, sum), and regret by users; until the last user."""
     state = agent.begin()
@@ -201,7 +203,7 @@ def fold(
     return state, path
 
 
-def naive_run(agent: Agent, rng: np.random.Generator) -> float:
+def naive_run(agent: PhasedAgent, rng: np.random.Generator) -> float:
     """A run that draws every user's reward and noise share and keeps its own books."""
     value: Experiment = agent.experiment
     means = value.simulation.means
@@ -243,7 +245,7 @@ def test_agrees_with_a_simulation_of_every_user(preset: str, changes: dict[str, 
     """
     value = experiment(preset, 2000, means=(0.9, 0.6), epsilon="0.9", **changes)
     rng = np.random.default_rng(2)
-    agent = Agent(value)
+    agent = PhasedAgent(value)
     naive = np.array([naive_run(agent, rng) for _ in range(50)])
     fast = private_runs(value, 300, np.random.default_rng(3)).regret
     error = math.sqrt(naive.var(ddof=1) / len(naive) + fast.var(ddof=1) / len(fast))
@@ -257,7 +259,7 @@ def test_agrees_with_a_simulation_of_every_user(preset: str, changes: dict[str, 
 )
 def test_noise_moments(noise: BinomialNoise | LaplaceNoise) -> None:
     """Drawn noise is centred and has psi''(0) as its variance; 5 standard errors, fixed seed."""
-    drawn = draw_noise(noise, 200_000, np.random.default_rng(4))
+    drawn = noise.draw(200_000, np.random.default_rng(4))
     h = 1e-3
     variance = float(np.sum(noise.log_mgf(np.array([h, -h])))) / h**2
     kurtosis = np.mean((drawn - drawn.mean()) ** 4)
@@ -268,7 +270,7 @@ def test_noise_moments(noise: BinomialNoise | LaplaceNoise) -> None:
 
 def test_no_noise() -> None:
     """Without privacy the sums are the rewards'."""
-    assert draw_noise(NoNoise(), 3, np.random.default_rng(1)).tolist() == [0, 0, 0]
+    assert NoNoise().draw(3, np.random.default_rng(1)).tolist() == [0, 0, 0]
 
 
 def test_users_beyond_and_before_the_horizon() -> None:

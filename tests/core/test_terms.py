@@ -10,14 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream_app.core.mechanisms import (
-    Calibration,
-    DiscreteLaplace,
-    Mechanism,
-    MechanismName,
-    Promise,
-    calibrate,
-)
+from stream_app.core.discrete_laplace import DiscreteLaplace
+from stream_app.core.mechanisms import Mechanism, MechanismName, calibrate
+from stream_app.core.promise import Calibration, Promise
 from stream_app.core.terms import Limits, Terms, batch_id, canonical, check, parse
 from stream_app.errors import InvalidInput
 

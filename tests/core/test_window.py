@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from stream_app.core import window as windows
 from stream_app.core.ids import Ids
-from stream_app.core.mechanisms import Promise, calibrate
+from stream_app.core.mechanisms import calibrate
+from stream_app.core.promise import Promise
 from stream_app.core.terms import Terms
 from stream_app.core.window import (
     MAX_DELTA_IDS,

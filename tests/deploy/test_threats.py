@@ -9,7 +9,11 @@ import pytest
 from scipy.stats import nbinom
 
 from deploy import threats
-from stream_app.core.mechanisms import Binomial, DiscreteLaplace, MechanismName, Promise, calibrate
+from stream_app.core import accounting
+from stream_app.core.binomial import Binomial
+from stream_app.core.discrete_laplace import DiscreteLaplace
+from stream_app.core.mechanisms import MechanismName, calibrate
+from stream_app.core.promise import Promise
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "deploy" / "SECURITY.md").read_text()
@@ -33,7 +37,7 @@ def test_the_page_has_the_tables(table: threats.Table) -> None:
 
 
 def test_the_page_has_the_figures_in_its_text() -> None:
-    forged = [threats.forged_to_move("0.05", 1000, binomial=kind) for kind in (False, True)]
+    forged = [threats.forged_to_move("0.05", 1000, name) for name in reversed(MechanismName)]
     half = calibrate(Promise(threats.EPSILON, threats.DELTA, 1000, Decimal("0.5")))
 
     assert f"1000 with {forged[0]} false reports under discrete Laplace, {forged[1]} under" in PAGE
@@ -43,7 +47,7 @@ def test_the_page_has_the_figures_in_its_text() -> None:
 def test_the_summary_has_the_same_figures() -> None:
     """What the page says in short."""
     both = (binomial(), laplace())
-    deltas = [threats.delta_left(mechanism, 500) for mechanism in both]
+    deltas = [mechanism.delta_left(500) for mechanism in both]
     left = [threats.upward(threats.epsilon_left(d, float(threats.DELTA))) for d in deltas]
     moved = [threats.upward(threats.reach(mechanism), 2) for mechanism in both]
 
@@ -59,7 +63,7 @@ def test_laplace_by_its_closed_form(honest: int) -> None:
     stop = 1 - math.exp(-float(threats.EPSILON))
     masses = nbinom(shape, stop).pmf(np.arange(400))
     difference = [masses[: 400 - d] @ masses[d:] for d in (0, 1)]
-    found = threats.epsilon_left(threats.delta_left(mechanism, honest), float(threats.DELTA))
+    found = threats.epsilon_left(mechanism.delta_left(honest), float(threats.DELTA))
 
     assert math.log(difference[0] / difference[1]) == pytest.approx(found, abs=2e-4)
 
@@ -69,10 +73,10 @@ def test_binomial_by_its_distribution(honest: int) -> None:
     """The certificate is the divergence of the distribution itself."""
     mechanism = binomial()
     q = mechanism.success
-    noise = threats.total(np.array([1 - q, q]), honest * mechanism.trials)
-    left = threats.delta_left(mechanism, honest)
+    noise = accounting.total_masses(np.array([1 - q, q]), honest * mechanism.trials)
+    left = mechanism.delta_left(honest)
     for epsilon in (0.5, 0.8):
-        exact = threats.hockey_stick(noise, epsilon)
+        exact = accounting.hockey_stick(noise, epsilon)
 
         assert left(epsilon) == pytest.approx(exact, rel=1e-3, abs=2e-10)
 
@@ -80,7 +84,7 @@ def test_binomial_by_its_distribution(honest: int) -> None:
 def test_the_promise_holds_at_the_honest_fraction() -> None:
     """Exact figures lie below what the terms certify."""
     for mechanism in (laplace(), binomial()):
-        exact = threats.delta_left(mechanism, mechanism.promise.honest)(float(threats.EPSILON))
+        exact = mechanism.delta_left(mechanism.promise.honest)(float(threats.EPSILON))
 
         assert exact <= mechanism.certified_delta * (1 + 1e-9) <= float(threats.DELTA) * (1 + 1e-9)
 

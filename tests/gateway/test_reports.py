@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_app.core.agents import Status
+from stream_app.core.state import Status
 from stream_app.errors import InvalidInput
 from stream_app.gateway.assignments import posted
 from stream_app.gateway.reports import Outcome, read, sift

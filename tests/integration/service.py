@@ -17,8 +17,8 @@ from producers.simulated_users import run_users
 from stream_app import kafka, registry
 from stream_app.audit.recount import audit
 from stream_app.audit.verify import verify
-from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import Status
 from stream_app.definitions import resolve
 from stream_app.kafka.reading import read_partition
 from stream_app.settings import Settings, load_settings

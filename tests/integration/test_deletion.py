@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from stream_app import kafka, registry
 from stream_app.audit.recount import audit
 from stream_app.audit.verify import verify
-from stream_app.core.agents import Status
+from stream_app.core.state import Status
 from stream_app.core.terms import Terms
 from stream_app.kafka.reading import read_partition
 from stream_app.local.broker import LocalBroker

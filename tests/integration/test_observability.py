@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stream_app.core.agents import Agent
+from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
 from stream_app.kafka.reading import read_partition
 from stream_app.local.broker import LocalBroker, free_port
@@ -232,7 +232,7 @@ async def experiments_agree(run: Run) -> None:
         defined_as = assignment.experiment
         state = assignment.state
         name = defined_as.name
-        agent = Agent(defined_as)
+        agent = agent_for(defined_as)
         users = [arm.users for arm in state.arms]
         means = agent.means(state)
         intervals = agent.intervals(state)

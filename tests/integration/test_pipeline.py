@@ -11,8 +11,8 @@ import pytest
 
 from stream_app import registry
 from stream_app.core import simulation
-from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import Status
 from stream_app.local.broker import LocalBroker
 from stream_app.settings import Settings
 from tests.integration.service import (

@@ -16,7 +16,7 @@ from producers.replay.match import Mode
 from producers.replay.session import ReplayPlan
 from stream_app import kafka, registry
 from stream_app.cli import cli
-from stream_app.core.agents import Status
+from stream_app.core.state import Status
 from stream_app.kafka.reading import read_partition
 from stream_app.local.broker import LocalBroker
 from stream_app.settings import Settings

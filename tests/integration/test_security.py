@@ -18,7 +18,7 @@ from producers.simulated_users import run_users
 from stream_app import cli, kafka, registry
 from stream_app.audit.recount import audit
 from stream_app.audit.verify import verify
-from stream_app.core.agents import Status
+from stream_app.core.state import Status
 from stream_app.kafka import acls
 from stream_app.local.broker import free_port
 from stream_app.settings import Settings, load_settings

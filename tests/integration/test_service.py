@@ -16,8 +16,10 @@ import pytest
 from producers.client import Client
 from producers.simulated_users import NewUsers, run_users
 from stream_app import kafka, registry
-from stream_app.core.agents import Agent, Status
-from stream_app.core.mechanisms import Calibration, MechanismName, Promise, calibrate
+from stream_app.core.agents import agent_for
+from stream_app.core.mechanisms import MechanismName, calibrate
+from stream_app.core.promise import Calibration, Promise
+from stream_app.core.state import Status
 from stream_app.core.terms import Terms, batch_id
 from stream_app.errors import Unavailable
 from stream_app.kafka.reading import read_partition
@@ -61,7 +63,7 @@ async def send(settings: Settings, topic: str, key: bytes, *values: bytes) -> No
 def _tampered() -> dict[str, dict[str, object]]:
     """Terms that a malicious agent might write, each with the id that they hash to."""
     definition = experiment("victim")
-    honest = Assignment(definition, Agent(definition).begin())
+    honest = Assignment(definition, agent_for(definition).begin())
     terms = honest.terms(honest.state.open[0])
     mechanism = terms.mechanism
     promise = mechanism.promise
@@ -96,7 +98,7 @@ async def test_malicious_assignment_is_refused(
     settings = settings_for(broker.bootstrap)
     await topics(settings, 1)
     definition = experiment("victim")
-    honest = orjson.loads(Assignment(definition, Agent(definition).begin()).encode())
+    honest = orjson.loads(Assignment(definition, agent_for(definition).begin()).encode())
     terms = _tampered()[what]
     stated = honest["open"][0]["batch"] if what == "id of other terms" else batch_id(terms)
     evil = orjson.dumps({**honest, "open": [{"batch": stated, "terms": terms}]})
@@ -125,9 +127,9 @@ async def test_second_terms_under_a_sequence_number(broker: LocalBroker, tmp_pat
     settings = settings_for(broker.bootstrap)
     await topics(settings, 1)
     definition = experiment("twice")
-    first = Assignment(definition, Agent(definition).begin())
+    first = Assignment(definition, agent_for(definition).begin())
     other = experiment("twice", batch_size=40)
-    second = Assignment(other, Agent(other).begin())
+    second = Assignment(other, agent_for(other).begin())
     open_terms = [Terms.as_json(a.terms(a.state.open[0])) for a in (first, second)]
     size = int(str(open_terms[1]["batch_size"]))
     await send(settings, "assignments", b"twice", first.encode())

@@ -9,7 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stream_app.core.agents import Agent, Status
+from stream_app.core.agents import agent_for
+from stream_app.core.state import Status
 from stream_app.metrics.experiments import ExperimentCollector, regret_bounds
 from stream_app.monitor.view import View, regret
 from stream_app.settings import MetricsSettings
@@ -17,7 +18,7 @@ from stream_app.wire.assignment import Assignment
 from tests.core.build import experiment
 
 BASE = experiment(horizon=10_000, arms=5)
-BEGUN = Agent(BASE).begin()
+BEGUN = agent_for(BASE).begin()
 
 
 def samples(view: View, **settings: Any) -> dict[tuple[str, ...], float]:

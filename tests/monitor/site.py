@@ -11,8 +11,9 @@ from typing import Any
 
 from aiohttp import web
 
-from stream_app.core.agents import Agent, State
+from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import State
 from stream_app.core.window import Place, Release
 from stream_app.definitions import resolve
 from stream_app.errors import Unavailable
@@ -48,7 +49,7 @@ class Run:
     def __init__(self, experiment: Experiment, seed: int = 3) -> None:
         self.experiment = experiment
         self._source = random.Random(seed)
-        self._agent = Agent(experiment)
+        self._agent = agent_for(experiment)
         self.state: State = self._agent.begin()
 
     def assignment(self) -> bytes:

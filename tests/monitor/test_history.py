@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from stream_app.core.agents import Agent, ArmState
+from stream_app.core.agents import agent_for
+from stream_app.core.state import ArmState
 from stream_app.monitor.history import MAX_POINTS, Track, most_points
 from tests.core.build import experiment
 from tests.monitor.site import Run, demo
@@ -24,7 +25,7 @@ def played() -> tuple[Run, Track]:
 def test_a_whole_run() -> None:
     """Each arm's last point is its estimate; every phase and every dropped arm is there."""
     run, track = played()
-    agent = Agent(run.experiment)
+    agent = agent_for(run.experiment)
 
     shown = track.shown(agent)
 
@@ -40,10 +41,10 @@ def test_a_whole_run() -> None:
 def test_an_older_state_is_skipped() -> None:
     """A repeated record changes nothing."""
     run, track = played()
-    before = track.shown(Agent(run.experiment))
-    track.add(Agent(run.experiment).begin())
+    before = track.shown(agent_for(run.experiment))
+    track.add(agent_for(run.experiment).begin())
 
-    assert before == track.shown(Agent(run.experiment))
+    assert before == track.shown(agent_for(run.experiment))
     assert track.phases[-1]["phase"] == run.state.phase
 
 
@@ -62,7 +63,7 @@ def test_a_doubled_horizon_begins_again() -> None:
 def test_points_are_bounded() -> None:
     """However many states, and however many arms."""
     track = Track(DEFINED)
-    begun = Agent(DEFINED).begin()
+    begun = agent_for(DEFINED).begin()
     for number in range(1, 1_000):
         arm = ArmState(True, number, number * 10, 1.0, 1.0)
         track.add(dataclasses.replace(begun, arms=(arm, arm), phase=number, sequence=number))
@@ -77,6 +78,6 @@ def test_an_impossible_state_has_no_points() -> None:
     """Whoever writes assignments is not trusted: what cannot be computed is left out."""
     track = Track(DEFINED)
     arm = ArmState(True, 2**53 - 1, 2**53 - 1, 1e308, -1e308)
-    track.add(dataclasses.replace(Agent(DEFINED).begin(), arms=(arm, arm)))
+    track.add(dataclasses.replace(agent_for(DEFINED).begin(), arms=(arm, arm)))
 
-    assert [[], []] == track.shown(Agent(DEFINED))
+    assert [[], []] == track.shown(agent_for(DEFINED))

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stream_app.core.agents import Status
+from stream_app.core.state import Status
 from stream_app.local.broker import LocalBroker
 from stream_app.monitor import events, server, transcript
 from stream_app.monitor.view import View

@@ -5,8 +5,9 @@ import dataclasses
 import orjson
 import pytest
 
-from stream_app.core.agents import Agent, ArmState, State, Status
+from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import ArmState, State, Status
 from stream_app.core.window import Place, Release
 from stream_app.monitor.history import MAX_POINTS
 from stream_app.monitor.view import View, regret
@@ -40,14 +41,14 @@ def release(of: Assignment, mean: float) -> bytes:
 
 def fold(of: Experiment, state: State, mean: float) -> State:
     batch = state.open[0]
-    return Agent(of).fold(state, batch.sequence, mean * batch.size)
+    return agent_for(of).fold(state, batch.sequence, mean * batch.size)
 
 
 def test_shows_a_new_experiment() -> None:
     """Before any sum: every arm is viable, its interval is all of [0, 1], the regret is unknown."""
     defined = experiment(horizon=10_000, means=MEANS)
     view = View()
-    view.assignment(Assignment(defined, Agent(defined).begin()).encode())
+    view.assignment(Assignment(defined, agent_for(defined).begin()).encode())
 
     shown = view.snapshot("test")
 
@@ -67,7 +68,7 @@ def test_shows_a_new_experiment() -> None:
 def test_follows_sums_and_assignments() -> None:
     """Means and intervals are the agent's; the regret counts each arm's users by its gap."""
     defined = experiment(horizon=10_000, means=MEANS)
-    state = Agent(defined).begin()
+    state = agent_for(defined).begin()
     view = View()
     sizes = []
     for mean, at_ms in zip(MEANS, (1_000, 2_000), strict=True):
@@ -82,8 +83,8 @@ def test_follows_sums_and_assignments() -> None:
     assert shown["sums"] == 2
     assert shown["last_release_ms"] == 2_000
     assert shown["users"] == sum(sizes)
-    assert Agent(defined).means(state) == [arm["mean"] for arm in shown["arms"]]
-    assert Agent(defined).intervals(state) == [(a["lower"], a["upper"]) for a in shown["arms"]]
+    assert agent_for(defined).means(state) == [arm["mean"] for arm in shown["arms"]]
+    assert agent_for(defined).intervals(state) == [(a["lower"], a["upper"]) for a in shown["arms"]]
     assert shown["true_regret"] == pytest.approx(sizes[1] * 0.5)
     assert shown["estimated_regret"] == pytest.approx(sizes[1] * 0.5, rel=0.1)
     for arm, size, mean in zip(shown["arms"], sizes, MEANS, strict=True):
@@ -93,7 +94,7 @@ def test_follows_sums_and_assignments() -> None:
 def test_a_repeated_sum_counts_once() -> None:
     """A reader that begins again changes nothing."""
     defined = experiment(horizon=10_000, means=MEANS)
-    begun = Assignment(defined, Agent(defined).begin())
+    begun = Assignment(defined, agent_for(defined).begin())
     view = View()
     for _ in range(3):
         view.assignment(begun.encode())
@@ -109,7 +110,7 @@ def test_a_repeated_sum_counts_once() -> None:
 def test_a_new_record_replaces_the_snapshot() -> None:
     """The newest assignment is shown; a decided one names the arm to serve, and its terms stay."""
     defined = experiment(horizon=10_000, means=MEANS)
-    begun = Agent(defined).begin()
+    begun = agent_for(defined).begin()
     view = View()
     view.assignment(Assignment(defined, begun).encode())
     view.sum(release(Assignment(defined, begun), 0.7), 1_000)
@@ -130,9 +131,9 @@ def test_lists_experiments_by_name() -> None:
     view = View()
     for name in ("b", "a"):
         defined = dataclasses.replace(experiment(), name=name)
-        view.assignment(Assignment(defined, Agent(defined).begin()).encode())
+        view.assignment(Assignment(defined, agent_for(defined).begin()).encode())
     other = dataclasses.replace(experiment(), name="c")
-    view.sum(release(Assignment(other, Agent(other).begin()), 0.5), 1)
+    view.sum(release(Assignment(other, agent_for(other).begin()), 0.5), 1)
 
     assert ["a", "b"] == [entry["name"] for entry in view.experiments()]
     assert view.snapshot("c") is None
@@ -161,7 +162,7 @@ def test_an_impossible_state_is_shown_without_estimates(
     """Whoever writes assignments is not trusted: no state makes the page fail."""
     defined = experiment(preset, means=MEANS)
     arm = ArmState(True, batches, 2**53 - 1, 1e308, -1e308)
-    state = dataclasses.replace(Agent(defined).begin(), arms=(arm, arm), epoch=epoch)
+    state = dataclasses.replace(agent_for(defined).begin(), arms=(arm, arm), epoch=epoch)
     view = View()
     view.assignment(Assignment(defined, state).encode())
 
@@ -174,7 +175,7 @@ def test_an_impossible_state_is_shown_without_estimates(
 def test_history_is_bounded() -> None:
     """Two thousand sums leave a few hundred points, the first and the last among them."""
     defined = experiment("kl-ucb", horizon=100_000, means=MEANS)
-    begun = Agent(defined).begin()
+    begun = agent_for(defined).begin()
     view = View()
     view.assignment(Assignment(defined, begun).encode())
     batch = begun.open[0]

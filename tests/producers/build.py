@@ -11,8 +11,9 @@ import orjson
 from producers.client_state import ClientState
 from producers.store import Budget, MemoryStore, Store
 from producers.transport import Acknowledged
-from stream_app.core.agents import Agent, State
+from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import State
 from stream_app.core.terms import Limits, batch_id
 from stream_app.errors import Unavailable
 from stream_app.kafka.record_batches import Rows
@@ -32,7 +33,7 @@ def banners(name: str = NAME, *, attribution_s: str = "0", **changes: Any) -> Ex
 def assignment(of: Experiment | None = None, state: State | None = None) -> bytes:
     """The record of an experiment's state, the first by default."""
     of = of or banners()
-    return Assignment(of, state or Agent(of).begin()).encode()
+    return Assignment(of, state or agent_for(of).begin()).encode()
 
 
 def changed(value: bytes, change: Callable[[dict[str, Any]], None], *, rehash: bool) -> bytes:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from producers.batches import Draws, OpenBatches
-from stream_app.core.agents import Agent, Status
+from stream_app.core.agents import agent_for
+from stream_app.core.state import Status
 from stream_app.core.terms import Limits
 from stream_app.errors import InvalidInput
 from stream_app.wire.assignment import decode_offer
@@ -90,7 +91,7 @@ def test_second_terms_under_a_known_number_are_refused() -> None:
 def test_an_older_number_is_refused() -> None:
     """Sequence numbers count up."""
     experiment = banners()
-    agent = Agent(experiment)
+    agent = agent_for(experiment)
     later = agent.fold(agent.begin(), 1, 30.0)
     offers = OpenBatches(NAME, Limits())
 
@@ -131,7 +132,7 @@ def test_open_batches_are_chosen_by_their_sizes() -> None:
 def test_after_the_decision_its_arm_is_served() -> None:
     """No batch, and the arm that the agent names."""
     experiment = banners()
-    decided = replace(Agent(experiment).begin(), status=Status.DECIDED, open=(), serve=1)
+    decided = replace(agent_for(experiment).begin(), status=Status.DECIDED, open=(), serve=1)
     offers = OpenBatches(NAME, Limits())
     offers.take(decode_offer(assignment(experiment, decided)))
 

@@ -11,7 +11,7 @@ from producers.client import Client
 from producers.file_store import FileStore
 from producers.store import MemoryStore
 from producers.transport import Acknowledged
-from stream_app.core.agents import Agent
+from stream_app.core.agents import agent_for
 from stream_app.errors import Unavailable
 from stream_app.kafka.record_batches import Rows
 from stream_app.settings import KafkaSettings, Settings
@@ -157,7 +157,7 @@ async def test_flush_sends_only_what_is_due() -> None:
 async def test_it_follows_the_assignments() -> None:
     """New users go to the new batch; a malformed assignment changes nothing."""
     experiment = banners()
-    agent = Agent(experiment)
+    agent = agent_for(experiment)
     transport = FakeTransport(assignment(experiment))
     async with Client(SETTINGS, NAME, store=MemoryStore(), transport=transport) as client:
         transport.values.put_nowait(b"{")
@@ -172,7 +172,7 @@ async def test_nobody_reports_to_refused_terms(caplog: pytest.LogCaptureFixture)
     """It is logged once, users see the last known arm, nothing is sent."""
     transport = FakeTransport(assignment())
     experiment = banners()
-    agent = Agent(experiment)
+    agent = agent_for(experiment)
     later = assignment(experiment, agent.fold(agent.begin(), 1, 3.0))
     bad = changed(later, lambda terms: terms.update(batch_size=8), rehash=True)
     async with Client(SETTINGS, NAME, store=MemoryStore(), transport=transport) as client:

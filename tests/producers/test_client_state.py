@@ -7,7 +7,7 @@ import pytest
 
 from producers.batches import Shown
 from producers.store import Budget, MemoryStore
-from stream_app.core.agents import Agent
+from stream_app.core.agents import agent_for
 from stream_app.errors import ConfigurationError, IllegalTransition, Unavailable
 from tests.producers.build import Clock, assignment, banners, changed, state
 
@@ -101,7 +101,7 @@ def test_noise_is_drawn_once() -> None:
 def test_without_a_window_an_unreported_choice_ends_with_its_batch() -> None:
     """Nobody waits for ever for a reward that was never reported."""
     experiment = banners()
-    agent = Agent(experiment)
+    agent = agent_for(experiment)
     made = state(assignment(experiment))
     shown = made.choose("ada")
 
@@ -114,7 +114,7 @@ def test_a_report_to_a_closed_batch_leaves_all_the_same() -> None:
     """Whether a report is sent depends on time only."""
     clock = Clock()
     experiment = banners(attribution_s="60")
-    agent = Agent(experiment)
+    agent = agent_for(experiment)
     made = state(assignment(experiment), clock=clock)
     shown = made.choose("ada")
 

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from producers.file_store import FileStore
-from stream_app.core.agents import Agent
+from stream_app.core.agents import agent_for
 from stream_app.errors import ConfigurationError
 from tests.producers.build import Clock, assignment, banners, state
 
@@ -54,7 +54,7 @@ def test_waiting_reports_survive_a_restart(path: Path) -> None:
 def test_a_restored_choice_takes_its_reward(path: Path) -> None:
     """Also when its batch has closed and an older one is still open."""
     experiment = banners(attribution_s="60", order="interleaved")
-    agent = Agent(experiment)
+    agent = agent_for(experiment)
     clock = Clock()
     first = agent.begin()
     store = FileStore(path)

@@ -12,8 +12,9 @@ from producers.file_store import FileStore
 from producers.simulated_users import run_users
 from producers.store import MemoryStore
 from stream_app import kafka
-from stream_app.core.agents import Agent, Status
+from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import Status
 from stream_app.errors import ConfigurationError, Unavailable
 from stream_app.kafka.reading import read_partition
 from stream_app.local.broker import LocalBroker
@@ -103,7 +104,7 @@ async def test_a_malicious_assignment_is_refused(settings: Settings) -> None:
 async def test_an_aborted_assignment_is_not_followed(settings: Settings) -> None:
     """Clients read committed records only."""
     experiment = banners("banners")
-    agent = Agent(experiment)
+    agent = agent_for(experiment)
     await publish(settings, "assignments", "banners", assignment(experiment))
     async with Client(settings, "banners", store=MemoryStore()) as client:
         async with kafka.producer(settings.kafka, transactional_id=secrets.token_hex()) as writer:
@@ -118,7 +119,7 @@ async def test_an_aborted_assignment_is_not_followed(settings: Settings) -> None
 
 async def agent_of(settings: Settings, experiment: Experiment) -> None:
     """The service in small: full windows in, assignments out, until the decision."""
-    agent = Agent(experiment)
+    agent = agent_for(experiment)
     name = experiment.name
     state = agent.begin()
     topic = kafka.topic(settings.kafka, "reports")

@@ -10,8 +10,9 @@ from click.testing import CliRunner
 from producers.commands.users import users
 from producers.simulated_users import Drift, Outcome, run_users
 from producers.transport import Acknowledged
-from stream_app.core.agents import Agent, Status
+from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import Status
 from stream_app.core.window import Window, open_window
 from stream_app.errors import ConfigurationError, ShufflebanditError
 from stream_app.kafka.record_batches import Rows
@@ -27,7 +28,7 @@ class Pipeline(FakeTransport):
     """Shuffle stage and agent in one; drops the first `lost` reports of every batch."""
 
     def __init__(self, experiment: Experiment, lost: int = 0) -> None:
-        self.agent = Agent(experiment)
+        self.agent = agent_for(experiment)
         self.lost = lost
         self.late = 0
         self.pause_s = 0.0  # before the first reports are acknowledged

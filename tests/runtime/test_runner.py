@@ -18,8 +18,8 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 
 from stream_app import agent, kafka, shuffler
-from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import Status
 from stream_app.kafka.reading import read_partition
 from stream_app.local.broker import LocalBroker
 from stream_app.runtime.runner import Runner

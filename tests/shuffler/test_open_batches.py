@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from stream_app.core.mechanisms import Calibration, MechanismName, calibrate
+from stream_app.core.mechanisms import MechanismName, calibrate
+from stream_app.core.promise import Calibration
 from stream_app.core.terms import Limits, batch_id
 from tests.support.partition_log import (
     Kafka,

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from stream_app.core.mechanisms import Promise, calibrate
+from stream_app.core.mechanisms import calibrate
+from stream_app.core.promise import Promise
 from stream_app.core.terms import Limits, Terms
 from stream_app.core.window import Refusal
 from stream_app.kafka.record_batches import Block

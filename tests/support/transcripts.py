@@ -15,8 +15,9 @@ import orjson
 from aiokafka import AIOKafkaProducer
 
 from stream_app import kafka
-from stream_app.core.agents import Agent, OpenBatch, State
+from stream_app.core.agents import Agent, agent_for
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import OpenBatch, State
 from stream_app.core.terms import parse
 from stream_app.core.window import open_window
 from stream_app.errors import ConfigurationError, Unavailable
@@ -53,7 +54,7 @@ class Transcript:
 
     @property
     def agent(self) -> Agent:
-        return Agent(self.experiment)
+        return agent_for(self.experiment)
 
     def edit_sum(self, number: int, **fields: Any) -> None:
         """Change fields of a sum's record."""

@@ -8,14 +8,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from stream_app.core.mechanisms import (
-    Calibration,
-    DiscreteLaplace,
-    Mechanism,
-    MechanismName,
-    Promise,
-    calibrate,
-)
+from stream_app.core.discrete_laplace import DiscreteLaplace
+from stream_app.core.mechanisms import Mechanism, MechanismName, calibrate
+from stream_app.core.promise import Calibration, Promise
 from stream_app.core.terms import Terms
 from tests.core.build import share_pmf
 from tests.web.test_browser import visited

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream_app.core.agents import Agent
+from stream_app.core.agents import agent_for
 from stream_app.core.terms import MAX_INTEGER
 from stream_app.core.window import Delta, Place
 from stream_app.errors import InvalidInput
@@ -104,7 +104,7 @@ def test_definitions_come_back(stopped: bool) -> None:
 def test_assignments_come_back(changes: dict[str, Any]) -> None:
     """At every moment of a run, and stopped; clients find the open batches' terms in it."""
     done = play(spring(**changes), batches=8)
-    states = [*done.states, Agent(done.experiment).stop(done.states[-1])]
+    states = [*done.states, agent_for(done.experiment).stop(done.states[-1])]
     for folded, state in enumerate(states, start=-1):
         sent = Assignment(done.experiment, state, folded)
         offer = decode_offer(sent.encode())

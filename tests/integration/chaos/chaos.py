@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from stream_app import registry
-from stream_app.core.agents import Status
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import Status
 from stream_app.kafka.reading import read_partition
 from stream_app.local.broker import LocalBroker
 from stream_app.settings import Settings

@@ -22,7 +22,7 @@ from typing import Any
 from aiokafka import TopicPartition
 
 from stream_app import kafka, registry
-from stream_app.core.agents import Status
+from stream_app.core.state import Status
 from stream_app.errors import InvalidInput
 from stream_app.local.broker import LocalBroker
 from stream_app.shuffler.released import SAVED, ReleasedBatches

@@ -15,8 +15,9 @@ from producers.replay.columns import Columns
 from producers.replay.files import Source
 from producers.replay.log import LoggedRows, TrafficLog
 from producers.replay.log_format import LogFormat
-from stream_app.core.agents import Agent, Status
+from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
+from stream_app.core.state import Status
 from stream_app.core.window import Window, open_window
 from stream_app.definitions import resolve
 from stream_app.errors import Unavailable
@@ -139,7 +140,7 @@ class Service:
 
     def __init__(self, definition: Experiment) -> None:
         self.experiment = definition
-        self.agent = Agent(definition)
+        self.agent = agent_for(definition)
         self.state = self.agent.begin()
         self.windows: dict[str, Window] = {}
         self.duplicates = self.late = 0

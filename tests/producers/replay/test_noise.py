@@ -8,7 +8,8 @@ from producers.client import Client
 from producers.commands.replay import replay
 from producers.replay import session
 from producers.replay.noise import BatchNoise, Stream
-from stream_app.core.mechanisms import Calibration, Mechanism, MechanismName, Promise, calibrate
+from stream_app.core.mechanisms import Mechanism, MechanismName, calibrate
+from stream_app.core.promise import Calibration, Promise
 from tests.producers.replay.build import KEY
 
 

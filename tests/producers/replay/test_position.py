@@ -5,7 +5,7 @@ import orjson
 from producers.replay.match import LogPosition
 from producers.replay.memory import Moment
 from producers.replay.position import PositionFile, Step, load
-from stream_app.core.agents import ArmState
+from stream_app.core.state import ArmState
 from tests.producers.replay.build import KEY
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from producers.replay.report import report
 from producers.replay.session import ReplayPlan, in_memory
-from stream_app.core.agents import Status
+from stream_app.core.state import Status
 from tests.producers.replay.build import KEY, experiment, log, write_drawn
 
 
