@@ -48,7 +48,7 @@ class Drift:
 
 
 @dataclass(slots=True)
-class Outcome:
+class UsersOutcome:
     """What the simulated users did."""
 
     status: Status | None = None
@@ -95,7 +95,7 @@ class Crowd:
     def __init__(
         self, client: Client, arms: Sequence[str], means: Sequence[float], drift: Drift, seed: int
     ) -> None:
-        self.outcome = Outcome()
+        self.outcome = UsersOutcome()
         self.reports: Counter[str] = Counter()  # by batch
         self._client = client
         self._drift = drift
@@ -135,10 +135,10 @@ async def run_users(
     drift: Drift | None = None,
     seed: int = 1,
     say: Callable[[str], None] = lambda _: None,
-    progress: Callable[[Outcome], None] = lambda _: None,
+    progress: Callable[[UsersOutcome], None] = lambda _: None,
     transport: Transport | None = None,
     experiment: Experiment | None = None,
-) -> Outcome:
+) -> UsersOutcome:
     """Send users until the experiment ends or `users` have come; the rate is in users a second.
 
     `say` gets a line when the users fall behind their rate; `progress` is called several times a
@@ -209,7 +209,9 @@ async def _open(
         await asyncio.sleep(0 if due > _CHUNK else _TICK_S)
 
 
-async def _report(client: Client, outcome: Outcome, progress: Callable[[Outcome], None]) -> None:
+async def _report(
+    client: Client, outcome: UsersOutcome, progress: Callable[[UsersOutcome], None]
+) -> None:
     while True:
         outcome.reports = client.counts.sent
         outcome.status = client.status

@@ -19,6 +19,7 @@ COMMANDS = {
     "demo": "producers.commands.demo",
     "demo-web": "producers.commands.demo_web",
     "experiment": "stream_app.commands.experiment",
+    "observe": "producers.commands.observe",
     "replay": "producers.commands.replay",
     "run": "stream_app.commands.run",
     "simulate": "stream_app.commands.simulate",

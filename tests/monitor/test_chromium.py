@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -287,9 +286,9 @@ def test_the_whole_service(browser: Browser, broker: LocalBroker, tmp_path: Path
         shown = browser.run("return fetch('/api/experiments/page').then(a => a.json())")
         assert len(lines) == shown["sums"]
 
-        monitor.process.send_signal(signal.SIGSTOP)
+        monitor.pause()
         until(lambda: browser.text("#connection").startswith("reconnecting since"), 30)
-        monitor.process.send_signal(signal.SIGCONT)
+        monitor.resume()
         until(lambda: browser.text("#connection") == "live", 30)
         monitor.kill()
         until(lambda: browser.text("#connection").startswith("service down"), 30)
