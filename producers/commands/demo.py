@@ -17,10 +17,9 @@ from stream_app.audit.recount import audit
 from stream_app.audit.verify import verify
 from stream_app.commands.checks import audited, verified
 from stream_app.commands.output import console
-from stream_app.core import simulation
+from stream_app.core import simulation, wording
 from stream_app.core.baselines import BASELINES
-from stream_app.core.experiment import PRESETS, Experiment, Guarantee
-from stream_app.core.mechanisms import plain
+from stream_app.core.experiment import PRESETS, Experiment
 from stream_app.definitions import resolve
 from stream_app.errors import CheckFailed
 from stream_app.local.stack import Stack, WorkerProcess, local_stack, on_free_ports
@@ -154,24 +153,13 @@ def _summary(
         f"{verdict}, after {outcome.users:,} users, {shown['users']:,} of them in released batches "
         f"({outcome.reports / outcome.seconds:,.0f} reports per second)."
     )
-    if experiment.agent.guarantee is Guarantee.EXPECTED:
-        out.print(
-            "Guarantee: expected regret up to the horizon; nothing is promised of the winner's "
-            "name. Where the name matters, use guarantee = high-probability."
-        )
-    else:
-        out.print("Guarantee: the best arm is dropped with probability about 1/T at most.")
+    out.print(f"Guarantee: {wording.guarantee(experiment.agent, experiment.horizon)}.")
     paper, bare = _comparison(experiment)
     out.print(
         f"True regret of the {experiment.horizon:,} users: {regret:,.0f}. By simulation "
         f"({_RUNS} runs): {paper:,.0f} with the paper's constants, {bare:,.0f} without privacy."
     )
-    privacy = experiment.privacy
-    out.print(
-        f"Each user is ({plain(privacy.epsilon)}, {plain(privacy.delta)})-private in all that the "
-        f"agent and its readers see (certified delta {shown['certified_delta']:.2g}), as long as "
-        f"{privacy.honest_fraction:.0%} of each batch is honest and the shuffle stage is trusted."
-    )
+    out.print(wording.promise(experiment.privacy, shown["certified_delta"]))
     out.print("Kept for the audit that follows: the reports. By default the service deletes them.")
 
 

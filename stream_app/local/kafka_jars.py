@@ -20,8 +20,8 @@ JAVA: Final = 17
 # Said with everything that is missing.
 REMEDY: Final = "(Debian, Ubuntu: apt-get install openjdk-17-jre-headless maven)"
 
-# The broker, and what it is packed with but does not depend on by Maven's rules: a log4j that writes,
-# and jackson for its YAML. The latter has the version of the jackson that the broker does ask for.
+# The broker, and what its archive has beside its dependencies by Maven's rules: a log4j to write
+# with, and jackson for its YAML, in the version of the jackson that the broker does ask for.
 DEPENDENCIES: Final = (
     ("org.apache.kafka", "kafka_2.13", KAFKA),
     ("org.apache.logging.log4j", "log4j-core", "2.25.3"),

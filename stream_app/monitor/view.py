@@ -165,7 +165,7 @@ class View:
             "sums": entry.sums,
             "last_release_ms": entry.released_ms,
         }
-        return {**shown, "words": wording.describe(shown)}
+        return {**shown, "words": wording.describe(experiment, shown)}
 
     def _of(self, assignment: Assignment) -> Agent:
         return self._agent(assignment.experiment)

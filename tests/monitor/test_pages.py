@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from stream_app.core.agents import Status
+from stream_app.core.wording import guarantee, promise
 from stream_app.local.broker import LocalBroker
 from stream_app.monitor import events, server, transcript
 from stream_app.monitor.view import View
@@ -175,10 +176,8 @@ async def test_the_api_has_the_words(site: Site, client: aiohttp.ClientSession) 
 
     words = shown["words"]
     assert words["state"] == "decided: serve spring"
-    assert words["guarantee"] == (
-        "expected regret up to T = 100,000 users; nothing is promised of the winner's name"
-    )
-    assert "(0.5, 1e-06)-differentially private" in words["privacy"]
+    assert words["guarantee"] == guarantee(demo().agent, 100_000)
+    assert words["privacy"] == promise(demo().privacy)
     assert "90%" in words["assumptions"][1]
     assert "One report alone hides little" in words["assumptions"][4]
     assert {one["arm"] for one in shown["eliminated"]} == {"summer", "autumn", "winter", "plain"}
