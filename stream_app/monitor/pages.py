@@ -20,11 +20,13 @@ from stream_app.monitor.server import add_headers, refusal
 from stream_app.monitor.view import View
 from stream_app.settings import MonitorSettings
 
-# The list of experiments on the page; `/api/experiments` has all of them.
+# The list of experiments on the page, which nobody reads to its end; `/api/experiments` has all.
 MAX_LISTED = 200
+# The list changes with every batch of every experiment: more often than a reader can follow.
 _LIST_EVERY_S = 1.0
 # Readers of transcripts at once: each is a consumer.
 _MAX_TRANSCRIPTS = 2
+# What the page is made of; a file with another ending is not served.
 _TYPES = {
     "css": "text/css",
     "html": "text/html",
