@@ -158,20 +158,19 @@ async def run_users(
     started = time.monotonic()
     async with Client(settings, name, store=NewUsers(), transport=transport) as client:
         crowd = Crowd(client, experiment.arms, true_means, drift or Drift(0, 1), seed)
-        loop = (
-            _closed(client, crowd, most) if rate is None else _open(client, crowd, most, rate, say)
-        )
         reporting = asyncio.create_task(_report(client, crowd.outcome, progress))
         try:
-            await loop
+            if rate is None:
+                await _closed(client, crowd, most)
+            else:
+                await _open(client, crowd, most, rate, say)
             if client.status is Status.RUNNING:
                 await client.drain()
         finally:
             reporting.cancel()
-        outcome = crowd.outcome
-    outcome.status = client.status
+    outcome = crowd.outcome
+    _take_counts(client, outcome)
     outcome.serve = client.serve
-    outcome.reports = client.counts.sent
     outcome.seconds = time.monotonic() - started
     return outcome
 
@@ -221,10 +220,14 @@ async def _report(
     client: Client, outcome: UsersOutcome, progress: Callable[[UsersOutcome], None]
 ) -> None:
     while True:
-        outcome.reports = client.counts.sent
-        outcome.status = client.status
+        _take_counts(client, outcome)
         progress(outcome)
         await asyncio.sleep(_PROGRESS_S)
+
+
+def _take_counts(client: Client, outcome: UsersOutcome) -> None:
+    outcome.reports = client.counts.sent
+    outcome.status = client.status
 
 
 async def definition(settings: Settings, name: str) -> Experiment:

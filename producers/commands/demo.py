@@ -172,10 +172,10 @@ def _comparison(experiment: Experiment) -> tuple[float, float]:
         simulation.Job("paper", paper, simulation.private_runs),
         simulation.Job("bare", experiment, BASELINES["non-private-elimination"]),
     )
-    first, second = (
+    paper_regret, bare_regret = (
         simulation.summarise(job, [job.block(1, 0, _RUNS)]).regret_mean for job in jobs
     )
-    return first, second
+    return paper_regret, bare_regret
 
 
 async def _checks(out: Console, settings: KafkaSettings, name: str) -> None:

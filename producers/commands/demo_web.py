@@ -22,7 +22,7 @@ from stream_app.monitor.reader import following
 from stream_app.monitor.view import View
 from stream_app.settings import GatewaySettings, Settings
 
-NAME = "shop"
+NAME = "shop"  # shop.js has it too
 # Rates that differ so much that a visitor sees the decision within some minutes.
 _SHOP: dict[str, Any] = {
     "name": NAME,

@@ -1,7 +1,7 @@
 """The whole service on this machine: a broker, its topics, and workers as an operator runs them.
 
-The one place that starts it, for `demo`, `demo-web`, `observe` and the tests. Users are not in it:
-they embed the client, which is no part of the service. Everything here blocks.
+For `demo`, `demo-web`, `observe` and the tests, none of which starts it in a way of its own. Users
+are not in it: they embed the client, which is no part of the service. Everything here blocks.
 """
 
 import asyncio

@@ -171,7 +171,7 @@ class _Api:
 
 
 async def _stream(request: web.Request, lines: AsyncGenerator[bytes, None]) -> web.StreamResponse:
-    """Lines as they come; if Kafka goes away in between, the last one says so."""
+    """Lines as they come; if Kafka becomes unreachable in between, the last one says so."""
     try:
         chunk = await anext(lines, b"")
     except Unavailable as error:

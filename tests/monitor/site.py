@@ -94,7 +94,7 @@ class FakeHealth:
 
 
 class FakeSums:
-    """A transcript from memory; None stands for a Kafka that is away."""
+    """A transcript from memory; None stands for an unreachable Kafka."""
 
     def __init__(self, *chunks: bytes | None) -> None:
         self.chunks = chunks

@@ -242,16 +242,16 @@ def test_nothing_jumps(browser: Browser, site: MonitorSite) -> None:
     browser.open(f"{site.url}/experiments/demo")
     until(lambda: "running" in browser.text(".summary"))
     settle()
-    places = (
+    boxes = (
         "return [...document.querySelectorAll('section.card:not([hidden]) > h2')].slice(0, 4)"
         ".map(h => Math.round(h.getBoundingClientRect().top))"
     )
-    before = browser.run(places)
+    before = browser.run(boxes)
     site.do(feed, site.view, run, 20)
     until(lambda: "phase 4" in browser.text(".summary") or "phase 5" in browser.text(".summary"))
     settle()
 
-    assert before == browser.run(places)
+    assert before == browser.run(boxes)
 
 
 @pytest.mark.slow
