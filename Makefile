@@ -34,7 +34,7 @@ prometheus: ## install Prometheus, where it may
 	@deploy/ensure prometheus || true
 
 observe: kafka prometheus ## keep the demo running with Prometheus, and Grafana where it is installed
-	@$(BIN)/python deploy/observe.py $(ARGS)
+	@$(BIN)/shufflebandit observe $(ARGS)
 
 dashboard: install ## write Grafana's dashboard anew
 	@$(BIN)/python deploy/grafana/generate.py

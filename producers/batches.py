@@ -8,7 +8,7 @@ the operating system's, drawn in blocks, and forgotten in a forked process.
 import os
 import secrets
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -20,7 +20,9 @@ from stream_app.core.terms import Limits, Terms, check
 from stream_app.errors import InvalidInput
 from stream_app.wire.assignment import Offer
 
+# 128 bits: ids that devices draw apart from one another never meet.
 _ID_BYTES = 16
+# Draws of a block: 8 KiB, at which a call of the operating system costs next to nothing per draw.
 _PIECES = 512
 
 
@@ -55,7 +57,7 @@ class Draws:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Batch:
+class CheckedBatch:
     """A batch whose terms were checked, with the sampler for its noise."""
 
     batch_id: str
@@ -79,14 +81,15 @@ class Batch:
 
 
 @dataclass(slots=True, eq=False)
-class Report:
+class PendingReport:
     """One user's report, from the choice to the acknowledgement. What it says is never printed."""
 
     experiment: str
     shown: Shown
     user: bytes = field(repr=False)
     deadline_ms: int | None  # None: it leaves when the reward is known
-    batch: Batch | None = field(default=None, repr=False)  # None if an earlier run has encoded it
+    # None if an earlier run has encoded it.
+    batch: CheckedBatch | None = field(default=None, repr=False)
     ones: int | None = field(default=None, repr=False)
     left: bool = False  # its time has come, or it was given up
 
@@ -99,7 +102,7 @@ class OpenBatches:
     ) -> None:
         self.status: Status | None = None
         self.serve: str | None = None
-        self.open: dict[str, Batch] = {}
+        self.open: dict[str, CheckedBatch] = {}
         self.refused = 0  # how many terms were refused
         self._experiment = experiment
         self._limits = limits
@@ -108,7 +111,7 @@ class OpenBatches:
         self._ids: dict[int, str] = {}  # by sequence number
         self._newest = -1
         self._refused: set[str] = set()  # of the newest assignment, to count each once
-        self._order: list[Batch] = []
+        self._order: list[CheckedBatch] = []
         self._reach: list[int] = []
         self._arms: list[str] = []
 
@@ -116,7 +119,7 @@ class OpenBatches:
         """Follow an assignment; returns why terms were refused, each once. Raises InvalidInput."""
         if offer.experiment != self._experiment:
             raise InvalidInput(f"assignment: it is for experiment {offer.experiment[:80]!r}")
-        accepted: dict[str, Batch] = {}
+        accepted: dict[str, CheckedBatch] = {}
         refused: dict[str, str] = {}
         for batch_id, raw in offer.open:
             try:
@@ -134,7 +137,7 @@ class OpenBatches:
         self._arms = [batch.arm for batch in self._order] or self._arms
         return reasons
 
-    def admit(self, batch_id: str, raw: object) -> Batch:
+    def admit(self, batch_id: str, raw: object) -> CheckedBatch:
         """A batch whose terms hold, under a new sequence number. Raises InvalidInput."""
         terms = self._checked(batch_id, raw)
         if self._ids.get(terms.sequence) != batch_id and terms.sequence <= self._newest:
@@ -144,7 +147,7 @@ class OpenBatches:
         self._newest = max(self._newest, terms.sequence)
         return self._batch(batch_id, terms)
 
-    def readmit(self, batch_id: str, raw: object) -> Batch:
+    def readmit(self, batch_id: str, raw: object) -> CheckedBatch:
         """A batch of an earlier run; the newest assignment may list older ones than this."""
         return self._batch(batch_id, self._checked(batch_id, raw))
 
@@ -158,14 +161,14 @@ class OpenBatches:
             )
         return terms
 
-    def _batch(self, batch_id: str, terms: Terms) -> Batch:
+    def _batch(self, batch_id: str, terms: Terms) -> CheckedBatch:
         self._ids[terms.sequence] = batch_id
         sampler = terms.mechanism.sampler(self._entropy)
-        batch = Batch(batch_id, terms, sampler)
+        batch = CheckedBatch(batch_id, terms, sampler)
         forgets_on_fork(batch)
         return batch
 
-    def pick(self) -> Batch | None:
+    def pick(self) -> CheckedBatch | None:
         """One of the open batches at random, by their sizes; None if nobody reports."""
         if len(self._order) < 2:
             return self._order[0] if self._order else None
@@ -193,9 +196,9 @@ def forgets_on_fork(holder: Any) -> None:
     _DRAWN.add(holder)
 
 
-def _forget(holders: Sequence[Any] | None = None) -> None:
-    for holder in list(_DRAWN) if holders is None else holders:
+def _discard_all() -> None:
+    for holder in list(_DRAWN):
         holder.discard()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_discard_all)

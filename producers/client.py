@@ -23,7 +23,7 @@ from typing import Self
 
 import numpy as np
 
-from producers.batches import Batch, Report, Shown
+from producers.batches import CheckedBatch, PendingReport, Shown
 from producers.client_state import ClientState, Counts
 from producers.store import Budget, Store
 from producers.transport import KafkaTransport, Transport
@@ -36,9 +36,13 @@ from stream_app.wire.report_columns import encode_reports
 
 log = logging.getLogger("shufflebandit.client")
 
+# Reports that become due together leave together: short for a user, long for an event loop.
 _LINGER_S = 0.005
-_MOST_SLEEP_S = 10.0  # a changed wall clock is noticed within this
+# A changed wall clock is noticed within this.
+_MOST_SLEEP_S = 10.0
+# A product that ends waits so long at most; what is not sent by then is in the store.
 _CLOSE_S = 5.0
+# A broker that restarts is back in seconds: tried soon at first, then seldom enough to be no load.
 _FIRST_BACKOFF_S = 0.2
 _LAST_BACKOFF_S = 5.0
 
@@ -85,7 +89,7 @@ class Client:
         return self._state.batches.serve
 
     @property
-    def open(self) -> dict[str, Batch]:
+    def open(self) -> dict[str, CheckedBatch]:
         """The open batches that this client reports to."""
         return self._state.batches.open
 
@@ -182,7 +186,7 @@ class Client:
             await asyncio.sleep(min(due_s or 0.0, _MOST_SLEEP_S) + _LINGER_S)
 
     async def _send(self) -> None:
-        """Send whatever is due, for ever; the store keeps it while Kafka or the disk is away."""
+        """Send whatever is due, for ever; the store keeps it while Kafka or the disk fails."""
         backoff = _FIRST_BACKOFF_S
         while True:
             await self._until_due()
@@ -206,7 +210,7 @@ class Client:
         await asyncio.sleep(_LINGER_S)
 
     async def _follow(self) -> None:
-        """Follow the assignments, for ever; the last one stands while Kafka is away."""
+        """Follow the assignments, for ever; the last one stands while Kafka is unreachable."""
         backoff = _FIRST_BACKOFF_S
         while True:
             try:
@@ -242,21 +246,21 @@ class Client:
             log.info("%s: %s", self.experiment, text)
 
 
-def _encoded(reports: Sequence[Report], most: int) -> Iterator[Rows]:
+def _encoded(reports: Sequence[PendingReport], most: int) -> Iterator[Rows]:
     """Their bytes in their order, so many at a time."""
     for first in range(0, len(reports), most):
         part = reports[first : first + most]
         named = [report.shown.batch_id for report in part]
         ids = [report.shown.report_id for report in part]
         ones = [report.ones or 0 for report in part]
-        places: dict[str, list[int]] = {batch_id: [] for batch_id in named}
-        if len(places) == 1:
+        rows_of: dict[str, list[int]] = {batch_id: [] for batch_id in named}
+        if len(rows_of) == 1:
             yield encode_reports(named[0], b"".join(ids), ones)
             continue
-        for place, batch_id in enumerate(named):
-            places[batch_id].append(place)
-        rows = np.empty((len(part), REPORT_BYTES), np.uint8)
-        for batch_id, own in places.items():
-            some = b"".join([ids[i] for i in own])
-            rows[own] = encode_reports(batch_id, some, [ones[i] for i in own])
-        yield rows
+        for row, batch_id in enumerate(named):
+            rows_of[batch_id].append(row)
+        encoded = np.empty((len(part), REPORT_BYTES), np.uint8)
+        for batch_id, rows in rows_of.items():
+            own_ids = b"".join([ids[row] for row in rows])
+            encoded[rows] = encode_reports(batch_id, own_ids, [ones[row] for row in rows])
+        yield encoded

@@ -1,7 +1,36 @@
 """Who is bound to which batch, and which reports are due: the client without its network.
 
 Synchronous: `choose`, `report` and `due` decide, the client sends. Time and memory are given from
-outside. What a report says is decided once, by `report` before the deadline, or as 0 at it.
+outside.
+
+Theory of operation. A report goes one way, and never back:
+
+    choose           bound to a batch: its user is charged, it waits in `unanswered`
+    report, or due   encoded: the reward, or 0 at the deadline, gets its noise; the reward is gone
+    due, or report   leaving: at the deadline, or at once where the batch has no window
+    end              acknowledged by Kafka, or given up: forgotten, but not its user
+
+What must hold, whoever edits this:
+
+1. One draw of noise for a reward. `ones` is set once and only where it is None: `report` takes the
+   report out of `unanswered` first, so a second reward finds none. The store is told (`encoded`),
+   and the client has it on disk (`Store.sync`) before it sends: after a crash or a failed send the
+   same bytes leave. Of two draws for one reward whoever sees both would know more than promised.
+2. One report of a user and experiment, ever. The user is charged when bound, not when the report
+   leaves: a crash in between costs a report, never a second one. So `choose` asks the store, and
+   nothing here ever gives a charge back, not even for a report that is given up.
+3. Whether and when a report leaves tells nothing of the reward. With a window it leaves at the
+   deadline, click or not. Without one it leaves at `report`, which the product calls for every
+   user. A report to a batch that has closed meanwhile leaves too. Only a report without window and
+   without answer is given up, with its batch: nobody can say when an answer would come.
+4. Until the report leaves, its user sees what they saw before; afterwards an arm that nobody
+   reports on.
+5. A reward is in no attribute, store, log line or exception: it is encoded at once.
+6. A forked child has its parent's reports but may send none of them: it refuses to work.
+
+A pending report is in `unanswered`, or encoded and on the heap of deadlines, or in `leaving`;
+`bound` counts all three. Products call `choose` and `report` for every user: no call, object or
+lookup is there that could be spared, which is why `report` repeats the lines of `_leave`.
 """
 
 import heapq
@@ -9,13 +38,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from producers.batches import Batch, OpenBatches, Report, Shown, forgets_on_fork
-from producers.store import Budget, Saved, Spent, Store
+from producers.batches import CheckedBatch, OpenBatches, PendingReport, Shown, forgets_on_fork
+from producers.store import Budget, SavedReport, Spent, Store
 from stream_app.core.terms import Limits
 from stream_app.errors import ConfigurationError, IllegalTransition, InvalidInput, Unavailable
 from stream_app.wire.assignment import decode_offer
 
-_FEW = 1_000  # users whose report has left are forgotten when there are more
+# Users whose report has left are forgotten when more than this many of them are still listed: few
+# enough to be no memory, enough that looking for them is rare.
+_FEW = 1_000
 
 
 @dataclass(slots=True)
@@ -46,17 +77,17 @@ class ClientState:
         self.experiment = experiment
         self.batches = OpenBatches(experiment, limits)
         self.bound = 0  # users whose report is not acknowledged yet
-        self.unanswered: dict[bytes, Report] = {}  # those without a reward so far, by report id
-        self.leaving: list[Report] = []  # encoded, and their time has come
+        self.unanswered: dict[bytes, PendingReport] = {}  # without a reward so far, by report id
+        self.leaving: list[PendingReport] = []  # encoded, and their time has come
         self.wake: Callable[[], None] = lambda: None  # called when there is more to do
         self._store = store
         self._budget = budget
         self._max_waiting = max_waiting
         self._clock_ms = clock_ms
-        self._by_user: dict[bytes, Report] = {}  # not all of them wait: see `end`
-        self._deadlines: list[tuple[int, int, Report]] = []  # a heap
+        self._by_user: dict[bytes, PendingReport] = {}  # not all of them wait: see `end`
+        self._deadlines: list[tuple[int, int, PendingReport]] = []  # a heap
         self._numbers = count()
-        self._affordable: dict[tuple[Spent, Batch], bool] = {}
+        self._affordable: dict[tuple[Spent, CheckedBatch], bool] = {}
         self._forked = False
         forgets_on_fork(self)
 
@@ -80,7 +111,7 @@ class ClientState:
         window = batch.attribution_ms
         deadline = self._clock_ms() + window if window else None
         shown = Shown(batch.arm, batch.batch_id, self.batches.report_id())
-        report = Report(self.experiment, shown, tag, deadline, batch)
+        report = PendingReport(self.experiment, shown, tag, deadline, batch)
         self._store.chosen(report)
         self._keep(report)
         self.counts.chosen += 1
@@ -96,7 +127,6 @@ class ClientState:
         deadline = report.deadline_ms
         if deadline is not None and self._clock_ms() >= deadline:
             return self._too_late()
-        # As in `due` and `_leave`: products call this for every user.
         assert report.batch is not None
         report.ones = report.batch.encode(reward)
         self._store.encoded(report)
@@ -150,7 +180,7 @@ class ClientState:
             return None
         return max(0.0, (self._deadlines[0][0] - self._clock_ms()) / 1000)
 
-    def end(self, reports: Sequence[Report]) -> None:
+    def end(self, reports: Sequence[PendingReport]) -> None:
         """Forget reports that were acknowledged or given up."""
         if not reports:
             return
@@ -163,7 +193,7 @@ class ClientState:
     def restore(self) -> list[str]:
         """Take up the reports of an earlier run; returns why some were given up."""
         reasons: list[str] = []
-        batches: dict[str, Batch] = {}
+        batches: dict[str, CheckedBatch] = {}
         for saved in self._store.unsent(self.experiment):
             report = _restored(self.experiment, saved)
             try:
@@ -190,7 +220,7 @@ class ClientState:
             )
         return arm
 
-    def _may_report(self, tag: bytes, batch: Batch) -> bool:
+    def _may_report(self, tag: bytes, batch: CheckedBatch) -> bool:
         if self.bound >= self._max_waiting:
             self.counts.full += 1
             return False
@@ -207,7 +237,7 @@ class ClientState:
             self.counts.over_budget += 1
         return affordable
 
-    def _keep(self, report: Report) -> None:
+    def _keep(self, report: PendingReport) -> None:
         self.bound += 1
         if report.ones is None:
             self.unanswered[report.shown.report_id] = report
@@ -218,13 +248,13 @@ class ClientState:
             if self._deadlines[0][2] is report:
                 self.wake()
 
-    def _leave(self, report: Report) -> None:
+    def _leave(self, report: PendingReport) -> None:
         if not self.leaving:
             self.wake()
         self.leaving.append(report)
         report.left = True
 
 
-def _restored(experiment: str, saved: Saved) -> Report:
+def _restored(experiment: str, saved: SavedReport) -> PendingReport:
     shown = Shown(saved.arm, saved.batch_id, saved.report_id)
-    return Report(experiment, shown, saved.user, saved.deadline_ms, ones=saved.ones)
+    return PendingReport(experiment, shown, saved.user, saved.deadline_ms, ones=saved.ones)

@@ -19,23 +19,24 @@ from typing import Any
 
 import orjson
 
-from producers.batches import Report
-from producers.store import Ledger, MemoryStore, Saved
+from producers.batches import PendingReport
+from producers.store import Ledger, MemoryStore, SavedReport
 from stream_app.core.promise import plain
 from stream_app.errors import ConfigurationError
 
+# The first line's kind: another file, or one of a later version, is refused and not overwritten.
 _MAGIC = "shufflebandit-store"
 _VERSION = 1
 
 
 @dataclass(slots=True)
-class _State:
+class _JournalState:
     """What a journal says."""
 
     salt: bytes = b""
     ledger: Ledger = field(default_factory=Ledger)
     terms: dict[str, Any] = field(default_factory=dict)
-    waiting: dict[str, tuple[str, Saved]] = field(default_factory=dict)  # by report id
+    waiting: dict[str, tuple[str, SavedReport]] = field(default_factory=dict)  # by report id
 
     def replay(self, line: bytes) -> None:
         """Apply one line; ValueError, KeyError, TypeError or ArithmeticError if it is damaged."""
@@ -72,7 +73,7 @@ class _State:
         deadline_ms: int | None,
         ones: int | None,
     ) -> None:
-        saved = Saved(
+        saved = SavedReport(
             batch_id, arm, bytes.fromhex(report_id), bytes.fromhex(user), deadline_ms, ones, None
         )
         self.waiting[report_id] = (name, saved)
@@ -103,33 +104,31 @@ class FileStore(MemoryStore):
         state.salt = state.salt or self._salt
         self._salt = state.salt
         self._ledger = state.ledger
-        self._waiting = state
+        self._earlier = state
         self._costs: dict[str, tuple[str, str]] = {}  # of the batches in the journal
         self._rewrite(state)
         self._file = self._path.open("ab", buffering=0)
         self._size = self._file.tell()
 
-    def chosen(self, report: Report) -> None:
+    def chosen(self, report: PendingReport) -> None:
         """Charge the user and journal the report."""
         assert report.batch is not None
         terms = report.batch.terms
-        (arm, batch_id, report_id) = report.shown
+        arm, batch_id, report_id = report.shown
         costs = self._costs.get(batch_id)
         if costs is None:
             self._add(["batch", batch_id, terms.as_json()])
             promise = terms.mechanism.promise
             costs = self._costs[batch_id] = plain(promise.epsilon), plain(promise.delta)
-        place = (report.experiment, batch_id, arm)
-        user = report.user.hex()
-        deadline_ms = report.deadline_ms
-        self._add(["chosen", report_id.hex(), *place, user, deadline_ms, *costs])
+        binding = (report.experiment, batch_id, arm, report.user.hex(), report.deadline_ms)
+        self._add(["chosen", report_id.hex(), *binding, *costs])
         super().chosen(report)
 
-    def encoded(self, report: Report) -> None:
+    def encoded(self, report: PendingReport) -> None:
         """Journal the count of ones."""
         self._add(["encoded", report.shown.report_id.hex(), report.ones])
 
-    def ended(self, reports: Sequence[Report]) -> None:
+    def ended(self, reports: Sequence[PendingReport]) -> None:
         """Journal that the reports are done with; durable with the next `sync` or never."""
         self._add(["ended", *(report.shown.report_id.hex() for report in reports)])
 
@@ -151,11 +150,11 @@ class FileStore(MemoryStore):
                 raise
             self._size += sum(map(len, lines))
 
-    def unsent(self, experiment: str) -> list[Saved]:
+    def unsent(self, experiment: str) -> list[SavedReport]:
         """The reports of earlier runs that have not ended."""
-        found = [saved for name, saved in self._waiting.waiting.values() if name == experiment]
+        found = [saved for name, saved in self._earlier.waiting.values() if name == experiment]
         return [
-            s._replace(terms=self._waiting.terms[s.batch_id] if s.ones is None else None)
+            s._replace(terms=self._earlier.terms[s.batch_id] if s.ones is None else None)
             for s in found
         ]
 
@@ -185,9 +184,9 @@ class FileStore(MemoryStore):
             ) from None
         return guard
 
-    def _load(self) -> _State:
+    def _load(self) -> _JournalState:
         """Replay the journal; a damaged end is what a crash leaves, and nothing of it was sent."""
-        state = _State()
+        state = _JournalState()
         try:
             lines = self._path.read_bytes().split(b"\n")
         except FileNotFoundError:
@@ -210,7 +209,7 @@ class FileStore(MemoryStore):
             "file, users could report a second time)"
         )
 
-    def _rewrite(self, state: _State) -> None:
+    def _rewrite(self, state: _JournalState) -> None:
         """Replace the journal by its compact form, all of it or nothing."""
         fresh = self._path.with_name(f"{self._path.name}.new")
         with open(fresh, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from producers.batches import Report
+from producers.batches import PendingReport
 from producers.client import Client
-from producers.store import NOTHING, Saved, Spent
+from producers.store import NOTHING, SavedReport, Spent
 from producers.transport import Transport
 from stream_app import kafka
 from stream_app.core.experiment import Experiment
@@ -27,12 +27,20 @@ from stream_app.kafka.reading import read_partition
 from stream_app.settings import Settings
 from stream_app.wire.definition import decode_definition
 
-_CHUNK = 2_000  # users between two looks at the clock and the assignments
+# Users between two looks at the clock and the assignments: milliseconds.
+_CHUNK = 2_000
+# A wait for users who are due, or for Kafka to take reports: far below what a batch takes.
 _TICK_S = 0.01
-_TOP_UP_S = 0.3  # a batch that is still open so long after its last report gets a few more
+# A batch that is still open so long after its last report gets a few more. Its release takes a
+# fraction of this; a few in a hundred reports may have been refused.
+_TOP_UP_S = 0.3
 _TOP_UP = 0.02
-_BEHIND_S = 1.0  # open loop: more than this late is said
+# Open loop: more than this late is said; a pause of the machine is not worth it.
+_BEHIND_S = 1.0
+# No new users while so many reports leave: a slow Kafka must not fill this machine's memory.
 _MOST_LEAVING = 50_000
+# How often `progress` is called: fast enough to be watched.
+_PROGRESS_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,7 @@ class Drift:
 
 
 @dataclass(slots=True)
-class Outcome:
+class UsersOutcome:
     """What the simulated users did."""
 
     status: Status | None = None
@@ -72,19 +80,19 @@ class NewUsers:
         """Nothing."""
         return NOTHING
 
-    def chosen(self, report: Report) -> None:
+    def chosen(self, report: PendingReport) -> None:
         """Not kept."""
 
-    def encoded(self, report: Report) -> None:
+    def encoded(self, report: PendingReport) -> None:
         """Not kept."""
 
-    def ended(self, reports: Sequence[Report]) -> None:
+    def ended(self, reports: Sequence[PendingReport]) -> None:
         """Nothing to forget."""
 
     def sync(self) -> None:
         """Nothing to write."""
 
-    def unsent(self, experiment: str) -> list[Saved]:
+    def unsent(self, experiment: str) -> list[SavedReport]:
         """Users of a killed run are gone: new ones come."""
         return []
 
@@ -95,7 +103,7 @@ class Crowd:
     def __init__(
         self, client: Client, arms: Sequence[str], means: Sequence[float], drift: Drift, seed: int
     ) -> None:
-        self.outcome = Outcome()
+        self.outcome = UsersOutcome()
         self.reports: Counter[str] = Counter()  # by batch
         self._client = client
         self._drift = drift
@@ -135,35 +143,34 @@ async def run_users(
     drift: Drift | None = None,
     seed: int = 1,
     say: Callable[[str], None] = lambda _: None,
-    progress: Callable[[Outcome], None] = lambda _: None,
+    progress: Callable[[UsersOutcome], None] = lambda _: None,
     transport: Transport | None = None,
     experiment: Experiment | None = None,
-) -> Outcome:
+) -> UsersOutcome:
     """Send users until the experiment ends or `users` have come; the rate is in users a second.
 
     `say` gets a line when the users fall behind their rate; `progress` is called several times a
     second with the counts so far. `experiment` saves reading its definition from Kafka.
     """
     experiment = experiment or await definition(settings, name)
-    given = _means(experiment, means)
+    true_means = _true_means(experiment, means)
     most = math.inf if users is None else users
     started = time.monotonic()
     async with Client(settings, name, store=NewUsers(), transport=transport) as client:
-        crowd = Crowd(client, experiment.arms, given, drift or Drift(0, 1), seed)
-        loop = (
-            _closed(client, crowd, most) if rate is None else _open(client, crowd, most, rate, say)
-        )
+        crowd = Crowd(client, experiment.arms, true_means, drift or Drift(0, 1), seed)
         reporting = asyncio.create_task(_report(client, crowd.outcome, progress))
         try:
-            await loop
+            if rate is None:
+                await _closed(client, crowd, most)
+            else:
+                await _open(client, crowd, most, rate, say)
             if client.status is Status.RUNNING:
                 await client.drain()
         finally:
             reporting.cancel()
-        outcome = crowd.outcome
-    outcome.status = client.status
+    outcome = crowd.outcome
+    _take_counts(client, outcome)
     outcome.serve = client.serve
-    outcome.reports = client.counts.sent
     outcome.seconds = time.monotonic() - started
     return outcome
 
@@ -209,19 +216,25 @@ async def _open(
         await asyncio.sleep(0 if due > _CHUNK else _TICK_S)
 
 
-async def _report(client: Client, outcome: Outcome, progress: Callable[[Outcome], None]) -> None:
+async def _report(
+    client: Client, outcome: UsersOutcome, progress: Callable[[UsersOutcome], None]
+) -> None:
     while True:
-        outcome.reports = client.counts.sent
-        outcome.status = client.status
+        _take_counts(client, outcome)
         progress(outcome)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(_PROGRESS_S)
+
+
+def _take_counts(client: Client, outcome: UsersOutcome) -> None:
+    outcome.reports = client.counts.sent
+    outcome.status = client.status
 
 
 async def definition(settings: Settings, name: str) -> Experiment:
     """The experiment's definition from its topic. Raises ConfigurationError, Unavailable."""
-    place = kafka.partition_of(name, await kafka.partition_count(settings.kafka))
+    partition = kafka.partition_of(name, await kafka.partition_count(settings.kafka))
     found: bytes | None = None
-    async for records in read_partition(settings.kafka, "experiments", place):
+    async for records in read_partition(settings.kafka, "experiments", partition):
         for record in records:
             if record.key == name.encode():
                 found = record.value
@@ -233,7 +246,7 @@ async def definition(settings: Settings, name: str) -> Experiment:
     return decode_definition(found).experiment
 
 
-def _means(experiment: Experiment, means: Sequence[float] | None) -> Sequence[float]:
+def _true_means(experiment: Experiment, means: Sequence[float] | None) -> Sequence[float]:
     if means is None:
         if experiment.simulation is None:
             raise ConfigurationError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple, Protocol
 
-from producers.batches import Report
+from producers.batches import PendingReport
 from stream_app.core.promise import Promise
 from stream_app.settings import ClientSettings
 
@@ -27,6 +27,7 @@ class Spent:
     experiments: frozenset[str] = frozenset()
 
 
+# Of a user who never came: shared, so that all new users have the same history.
 NOTHING = Spent()
 
 
@@ -45,7 +46,7 @@ class Budget:
         )
 
 
-class Saved(NamedTuple):
+class SavedReport(NamedTuple):
     """A report that an earlier run of the client left behind."""
 
     batch_id: str
@@ -57,7 +58,7 @@ class Saved(NamedTuple):
     terms: Any  # as they came; None if the report is encoded
 
     def __repr__(self) -> str:
-        return f"Saved(batch_id={self.batch_id!r}, report_id={self.report_id!r})"
+        return f"SavedReport(batch_id={self.batch_id!r}, report_id={self.report_id!r})"
 
 
 class Store(Protocol):
@@ -69,19 +70,19 @@ class Store(Protocol):
     def spent(self, user: bytes) -> Spent:
         """What the user with this hash has spent, and in which experiments."""
 
-    def chosen(self, report: Report) -> None:
+    def chosen(self, report: PendingReport) -> None:
         """A user was bound to a batch: charge its terms, keep the report."""
 
-    def encoded(self, report: Report) -> None:
+    def encoded(self, report: PendingReport) -> None:
         """The report has its count of ones, drawn once and for all."""
 
-    def ended(self, reports: Sequence[Report]) -> None:
+    def ended(self, reports: Sequence[PendingReport]) -> None:
         """The reports are acknowledged or given up: forget them, not their users."""
 
     def sync(self) -> None:
         """Return once all of the above is durable. Called in a thread; raises OSError."""
 
-    def unsent(self, experiment: str) -> list[Saved]:
+    def unsent(self, experiment: str) -> list[SavedReport]:
         """The reports of earlier runs that have not ended."""
 
 
@@ -131,22 +132,22 @@ class MemoryStore:
         """A user's history."""
         return self._ledger.spent(user)
 
-    def chosen(self, report: Report) -> None:
+    def chosen(self, report: PendingReport) -> None:
         """Charge the user."""
         assert report.batch is not None
         promise = report.batch.terms.mechanism.promise
         self._ledger.charge(report.user, report.experiment, promise.epsilon, promise.delta)
 
-    def encoded(self, report: Report) -> None:
+    def encoded(self, report: PendingReport) -> None:
         """Nothing to keep."""
 
-    def ended(self, reports: Sequence[Report]) -> None:
+    def ended(self, reports: Sequence[PendingReport]) -> None:
         """Nothing to forget."""
 
     def sync(self) -> None:
         """Nothing is durable."""
 
-    def unsent(self, experiment: str) -> list[Saved]:
+    def unsent(self, experiment: str) -> list[SavedReport]:
         """There was no earlier run."""
         return []
 

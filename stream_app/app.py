@@ -205,7 +205,7 @@ def _monitor(app: App, settings: Settings, metrics: Metrics) -> Runs:
     # Without faust's own pages (router, tables), and without its wait of 60 s for open requests.
     web: Any = app.web
     web.blueprints = BlueprintManager()
-    web._runner = server.Runner(web.web_app, settings.monitor)
+    web._runner = server.WebRunner(web.web_app, settings.monitor)
     pages.install(web.web_app, view, reader, Transcript(settings.kafka), settings.monitor)
     return reader
 

@@ -45,6 +45,10 @@ COMMANDS = {
         "stream_app.commands.experiment",
         "Define, watch and stop experiments.",
     ),
+    "observe": (
+        "producers.commands.observe",
+        "Keep the demo running with Prometheus, and Grafana where it is installed.",
+    ),
     "replay": (
         "producers.commands.replay",
         "Play logged traffic again: what would the private bandit have decided, and when?",

@@ -3,44 +3,42 @@
 import asyncio
 import contextlib
 import logging
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.live import Live
 
-from producers.simulated_users import Outcome, run_users
-from stream_app import kafka, registry
+from producers.simulated_users import UsersOutcome, run_users
+from stream_app import registry
 from stream_app.audit.recount import audit
 from stream_app.audit.verify import verify
 from stream_app.commands.checks import audited, verified
 from stream_app.commands.output import console
-from stream_app.core import simulation
+from stream_app.core import simulation, wording
 from stream_app.core.baselines import BASELINES
-from stream_app.core.experiment import PRESETS, Experiment, Guarantee
-from stream_app.core.promise import plain
+from stream_app.core.experiment import PRESETS, Experiment
 from stream_app.definitions import resolve
-from stream_app.errors import CheckFailed, Unavailable
-from stream_app.local.broker import LocalBroker, free_port
-from stream_app.local.processes import complaints, end, supervised
+from stream_app.errors import CheckFailed
+from stream_app.local.stack import Stack, WorkerProcess, local_stack, on_free_ports
 from stream_app.monitor.reader import following
 from stream_app.monitor.terminal import headline, render
 from stream_app.monitor.view import View
-from stream_app.settings import KafkaSettings, Settings
+from stream_app.settings import KafkaSettings, Settings, ShuffleSettings
 
-# Five banners; the best is better by .05.
-_DEMO: dict[str, Any] = {
+# Five banners; the best is better by .05, so that a decision takes seconds and is no accident.
+DEMO: dict[str, Any] = {
     "name": "demo",
     "arms": ["spring", "summer", "autumn", "winter", "plain"],
     "privacy": {"epsilon": 0.5, "delta": 1e-6},
     "simulation": {"means": [0.75, 0.70, 0.60, 0.60, 0.60]},
 }
+# Of each algorithm that is compared: the mean is then known to 2 %, in half a second.
 _RUNS = 50
+# The live view: fast enough to be watched, slow enough to cost nothing.
+_LOOK_EVERY_S = 0.2
 
 
 @click.command()
@@ -55,66 +53,34 @@ _RUNS = 50
 @click.option("--rate", type=float, help="Users per second. Default: as many as it takes.")
 def demo(preset: str, order: str, horizon: int, rate: float | None) -> None:
     """Run everything once: local Kafka, service, simulated users, live view, checks."""
-    raw = {**_DEMO, "horizon": horizon, "agent": {"preset": preset, "order": order}}
+    raw = {**DEMO, "horizon": horizon, "agent": {"preset": preset, "order": order}}
     experiment = resolve(raw, "demo")
+    # An outage is said once, by the client; aiokafka would say it dozens of times a second.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     out = console()
-    with _steps(out) as step:
-        step("local Kafka")
-        with LocalBroker() as broker, tempfile.TemporaryDirectory() as folder:
-            settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
-            step("topics")
-            asyncio.run(kafka.create_topics(settings.kafka, 4, 1))
-            step("service")
-            port = free_port()
-            with _service(settings, port, Path(folder)) as alive:
-                asyncio.run(_play(settings, experiment, rate, port, out, alive))
-
-
-@contextlib.contextmanager
-def _steps(out: Console) -> Iterator[Any]:
-    started = time.monotonic()
-    yield lambda name: out.print(f"[dim]{time.monotonic() - started:5.1f} s[/]  starting {name}")
-
-
-@contextlib.contextmanager
-def _service(settings: Settings, port: int, folder: Path) -> Iterator[Any]:
-    """The service as a process of its own, as an operator would run it."""
-    log = folder / "service.log"
-    command = [sys.executable, "-m", "stream_app", "run", "--web-port", str(port)]
-    command += ["--metrics-port", str(free_port())]
     # The audit at the end needs the reports, which the service deletes otherwise.
-    file = folder / "settings.toml"
-    file.write_text("[shuffle]\nretain_reports_for_audit = true\n", encoding="utf-8")
-    command += ["--config", str(file)]
-    process = supervised([*command, "--bootstrap", settings.kafka.bootstrap], log)
-
-    def alive() -> None:
-        if process.poll() is not None:
-            raise Unavailable(f"the service ended by itself: {complaints(log)[-1]}")
-
-    try:
-        yield alive
-    finally:
-        end(process, 5)
+    wanted = Settings(shuffle=ShuffleSettings(retain_reports_for_audit=True))
+    with local_stack(on_free_ports(wanted), starting=_clock(out)) as stack:
+        asyncio.run(_play(stack, experiment, rate, out))
 
 
-async def _play(
-    settings: Settings,
-    experiment: Experiment,
-    rate: float | None,
-    port: int,
-    out: Console,
-    alive: Any,
-) -> None:
+def _clock(out: Console) -> Callable[[str], None]:
+    """Says what starts, and how many seconds after this call."""
+    began = time.monotonic()
+    return lambda part: out.print(f"[dim]{time.monotonic() - began:5.1f} s[/]  starting {part}")
+
+
+async def _play(stack: Stack, experiment: Experiment, rate: float | None, out: Console) -> None:
+    settings = stack.settings
     await registry.create(settings.kafka, experiment)
-    out.print(f"live: http://127.0.0.1:{port}/experiments/{experiment.name}")
+    page = f"http://{settings.monitor.host}:{settings.monitor.port}"
+    out.print(f"live: {page}/experiments/{experiment.name}")
     view = View()
-    outcome = Outcome()
+    sent = UsersOutcome()
 
-    def progress(newest: Outcome) -> None:
-        nonlocal outcome
-        outcome = newest
+    def progress(newest: UsersOutcome) -> None:
+        nonlocal sent
+        sent = newest
 
     async with following(settings.kafka, view):
         users = asyncio.ensure_future(
@@ -123,17 +89,21 @@ async def _play(
             )
         )
         try:
-            await _watch(view, experiment.name, users, lambda: outcome, out, alive)
+            await _watch(view, experiment.name, users, lambda: sent.reports, out, stack.worker)
         finally:
             users.cancel()
-        outcome = users.result()
         shown = await _final(view, experiment.name)
-    _summary(out, experiment, shown, outcome)
+    _summary(out, experiment, shown, users.result())
     await _checks(out, settings.kafka, experiment.name)
 
 
 async def _watch(
-    view: View, name: str, users: asyncio.Task[Outcome], newest: Any, out: Console, alive: Any
+    view: View,
+    name: str,
+    users: asyncio.Task[UsersOutcome],
+    reports: Callable[[], int],
+    out: Console,
+    worker: WorkerProcess,
 ) -> None:
     """The live view until the users are done: redrawn on a terminal, else a line per phase."""
     started = time.monotonic()
@@ -144,12 +114,12 @@ async def _watch(
         else contextlib.nullcontext() as live
     ):
         while not users.done():
-            await asyncio.wait({users}, timeout=0.2)
-            alive()
+            await asyncio.wait({users}, timeout=_LOOK_EVERY_S)
+            worker.check()
             shown = view.snapshot(name)
             if shown is None:
                 continue
-            rate = newest().reports / (time.monotonic() - started)
+            rate = reports() / (time.monotonic() - started)
             if live is not None:
                 live.update(render(shown, f"{rate:,.0f} reports per second"), refresh=True)
             elif shown["phase"] != phase:
@@ -167,54 +137,45 @@ async def _final(view: View, name: str) -> dict[str, Any]:
             await asyncio.sleep(0.05)
 
 
-def _summary(out: Console, experiment: Experiment, shown: dict[str, Any], outcome: Outcome) -> None:
+def _summary(
+    out: Console, experiment: Experiment, shown: dict[str, Any], outcome: UsersOutcome
+) -> None:
     out.print()
     out.print(render(shown))
     verdict = {
         "decided": f"Winner: {shown['serve']}",
         "exhausted": f"Undecided when the horizon ended; leader: {shown['serve']}",
     }[shown["state"]]
-    means = dict(zip(experiment.arms, _DEMO["simulation"]["means"], strict=True))
+    means = dict(zip(experiment.arms, DEMO["simulation"]["means"], strict=True))
     left = max(0, experiment.horizon - outcome.users)
     regret = outcome.regret + left * (max(means.values()) - means[shown["serve"]])
     out.print(
         f"{verdict}, after {outcome.users:,} users, {shown['users']:,} of them in released batches "
         f"({outcome.reports / outcome.seconds:,.0f} reports per second)."
     )
-    if experiment.agent.guarantee is Guarantee.EXPECTED:
-        out.print(
-            "Guarantee: expected regret up to the horizon; nothing is promised of the winner's "
-            "name. Where the name matters, use guarantee = high-probability."
-        )
-    else:
-        out.print("Guarantee: the best arm is dropped with probability about 1/T at most.")
+    out.print(f"Guarantee: {wording.guarantee(experiment.agent, experiment.horizon)}.")
     paper, bare = _comparison(experiment)
     out.print(
         f"True regret of the {experiment.horizon:,} users: {regret:,.0f}. By simulation "
         f"({_RUNS} runs): {paper:,.0f} with the paper's constants, {bare:,.0f} without privacy."
     )
-    privacy = experiment.privacy
-    out.print(
-        f"Each user is ({plain(privacy.epsilon)}, {plain(privacy.delta)})-private in all that the "
-        f"agent and its readers see (certified delta {shown['certified_delta']:.2g}), as long as "
-        f"{privacy.honest_fraction:.0%} of each batch is honest and the shuffle stage is trusted."
-    )
+    out.print(wording.promise(experiment.privacy, shown["certified_delta"]))
     out.print("Kept for the audit that follows: the reports. By default the service deletes them.")
 
 
 def _comparison(experiment: Experiment) -> tuple[float, float]:
     """Regret with the paper's constants and without privacy, by simulation."""
     paper = resolve(
-        {**_DEMO, "horizon": experiment.horizon, "agent": {"preset": "vb-sdp-ae"}}, "demo"
+        {**DEMO, "horizon": experiment.horizon, "agent": {"preset": "vb-sdp-ae"}}, "demo"
     )
     jobs = (
         simulation.Job("paper", paper, simulation.private_runs),
         simulation.Job("bare", experiment, BASELINES["non-private-elimination"]),
     )
-    first, second = (
+    paper_regret, bare_regret = (
         simulation.summarise(job, [job.block(1, 0, _RUNS)]).regret_mean for job in jobs
     )
-    return first, second
+    return paper_regret, bare_regret
 
 
 async def _checks(out: Console, settings: KafkaSettings, name: str) -> None:

@@ -2,10 +2,7 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
-import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,18 +12,18 @@ import orjson
 
 import producers.web
 from producers.simulated_users import run_users
-from stream_app import kafka, registry
+from stream_app import registry
 from stream_app.commands.output import console
 from stream_app.definitions import resolve
 from stream_app.errors import Unavailable
 from stream_app.gateway import Gateway
-from stream_app.local.broker import LocalBroker
-from stream_app.local.processes import complaints, end, supervised
+from stream_app.local.stack import local_stack, on_free_ports
 from stream_app.monitor.reader import following
 from stream_app.monitor.view import View
-from stream_app.settings import KafkaSettings, Settings
+from stream_app.settings import GatewaySettings, Settings
 
-NAME = "shop"
+NAME = "shop"  # shop.js has it too
+# Rates that differ so much that a visitor sees the decision within some minutes.
 _SHOP: dict[str, Any] = {
     "name": NAME,
     "arms": ["spring", "summer", "winter"],
@@ -35,7 +32,11 @@ _SHOP: dict[str, Any] = {
     "agent": {"order": "interleaved"},
     "simulation": {"means": [0.45, 0.6, 0.3]},
 }
+# A visitor who finds no Kafka tries again, as a person would.
+_RETRY_S = 1.0
+# Read at each request: whoever works on the page reloads it.
 _FILES = Path(producers.web.__file__).parent
+# The paths are those that the page's own links have.
 _PAGES = {
     "/": ("text/html", "demo/index.html"),
     "/demo/shop.js": ("text/javascript", "demo/shop.js"),
@@ -53,31 +54,18 @@ def demo_web(port: int, rate: float, horizon: int) -> None:
     """Serve a shop page to try: the browser adds the noise. Until Ctrl-C."""
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     experiment = resolve({**_SHOP, "horizon": horizon}, "demo-web")
-    with LocalBroker() as broker, tempfile.TemporaryDirectory() as folder:
-        settings = _settings(broker.bootstrap, port)
-        asyncio.run(kafka.create_topics(settings.kafka, 4, 1))
-        log = Path(folder) / "service.log"
-        command = [sys.executable, "-m", "stream_app", "run", "--roles", "shuffle,agent"]
-        service = supervised(
-            [*command, "--metrics-port", "0", "--bootstrap", broker.bootstrap], log
-        )
+    with local_stack(_settings(port), "shuffle,agent") as stack:
+        asyncio.run(registry.create(stack.settings.kafka, experiment))
         try:
-            asyncio.run(registry.create(settings.kafka, experiment))
-            asyncio.run(_serve(settings, rate))
+            asyncio.run(_serve(stack.settings, rate))
         except KeyboardInterrupt:
             console().print("stopped")
-        finally:
-            if service.poll() is not None:
-                raise Unavailable(f"the service ended by itself: {complaints(log)[-1]}")
-            end(service, 5)
+        stack.worker.check()
 
 
-def _settings(bootstrap: str, port: int) -> Settings:
-    settings = Settings(kafka=KafkaSettings(bootstrap=bootstrap))
+def _settings(port: int) -> Settings:
     origins = f"http://localhost:{port} http://127.0.0.1:{port}"
-    return dataclasses.replace(
-        settings, gateway=dataclasses.replace(settings.gateway, port=port, origins=origins)
-    )
+    return on_free_ports(Settings(gateway=GatewaySettings(port=port, origins=origins)))
 
 
 async def _serve(settings: Settings, rate: float) -> None:
@@ -105,7 +93,7 @@ async def _visitors(settings: Settings, rate: float) -> None:
             outcome = await run_users(settings, NAME, rate=rate)
             console().print(f"the experiment has ended: {outcome.status}, serves {outcome.serve}")
             return
-        await asyncio.sleep(1)
+        await asyncio.sleep(_RETRY_S)
 
 
 def pages(view: View) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from producers.simulated_users import Drift, Outcome, run_users
+from producers.simulated_users import Drift, UsersOutcome, run_users
 from stream_app.commands.connection import with_settings
 from stream_app.commands.output import echo_json, json_option
 from stream_app.errors import ConfigurationError
@@ -93,11 +93,11 @@ def _drift(text: str) -> Drift:
     return Drift(*numbers)
 
 
-def _progress(outcome: Outcome) -> None:
+def _progress(outcome: UsersOutcome) -> None:
     click.echo(f"\r\033[K{outcome.users:,} users, {outcome.reports:,} reports", nl=False, err=True)
 
 
-def _summary(name: str, outcome: Outcome) -> str:
+def _summary(name: str, outcome: UsersOutcome) -> str:
     arms = ", ".join(f"{arm} {count:,}" for arm, count in sorted(outcome.shown.items()))
     served = f" ({outcome.serve})" if outcome.serve is not None else ""
     behind = f"; behind by up to {outcome.most_behind:,} users" if outcome.most_behind else ""

@@ -14,9 +14,9 @@ from producers.replay.match import Mode
 from producers.replay.memory import Moment, Run
 from producers.replay.session import Played
 from producers.replay.survey import Survey
+from stream_app.core import wording
 from stream_app.core.agents import agent_for
-from stream_app.core.experiment import Comparison, Guarantee, Privacy
-from stream_app.core.promise import plain
+from stream_app.core.experiment import Comparison, Privacy
 from stream_app.core.state import Status
 
 _LISTED = 6  # arms in the verdict that is to stay one sentence
@@ -29,13 +29,14 @@ def report(played: Played) -> dict[str, Any]:
     plan = played.plan
     rates = np.nan_to_num(survey.rates, nan=0.0)
     moments = course(run)
+    horizon = run.experiment.horizon << run.state.epoch
     return {
         "experiment": plan.experiment.name,
         "files": played.files,
         "mode": str(plan.mode),
         "through": played.through,
         "verdict": verdict(run),
-        "guarantee": _guarantee(run),
+        "guarantee": f"{wording.guarantee(run.experiment.agent, horizon)}.",
         "decisions": decisions(run),
         "arms": _arms(run, survey, moments),
         "best_in_log": plan.experiment.arms[int(rates.argmax())],
@@ -256,21 +257,10 @@ def _warnings(played: Played) -> list[str]:
     return found
 
 
-def _guarantee(run: Run) -> str:
-    if run.experiment.agent.guarantee is Guarantee.EXPECTED:
-        return (
-            "Expected regret up to the horizon; nothing is promised of the winner's name. Where "
-            "the name matters, use guarantee = high-probability."
-        )
-    return "The best arm is dropped with probability about 1/T at most."
-
-
 def _privacy(privacy: Privacy) -> str:
     return (
-        f"Live, each user would be ({plain(privacy.epsilon)}, {plain(privacy.delta)})-private in "
-        f"all that the agent and its readers see, as long as {privacy.honest_fraction:.0%} of each "
-        "batch is honest and the shuffle stage is trusted. This report is not private: it shows "
-        "the log's own rates without noise. Keep it as you keep the log."
+        f"Live: {wording.promise(privacy)} This report is not private: it shows the log's own "
+        "rates without noise. Keep it as you keep the log."
     )
 
 

@@ -10,9 +10,8 @@ from rich.table import Table
 from stream_app import registry
 from stream_app.commands.connection import run, with_settings
 from stream_app.commands.output import console, echo_json, json_option
+from stream_app.core import wording
 from stream_app.core.agents import agent_for
-from stream_app.core.experiment import Experiment, Guarantee
-from stream_app.core.promise import plain
 from stream_app.core.state import Status
 from stream_app.definitions import load_experiment
 from stream_app.errors import InvalidInput, Unavailable
@@ -113,7 +112,7 @@ def show(name: str, as_json: bool, settings: Settings) -> None:
         click.echo(f"{name}: {entry.state}; the agent has not answered yet")
     else:
         _show_state(entry, entry.assignment)
-    click.echo(f"\n{promise(defined)}")
+    click.echo(f"\nPromise: {wording.promise(defined.privacy)} {wording.ONE_REPORT}")
 
 
 def _show_state(entry: Entry, assignment: Assignment) -> None:
@@ -155,27 +154,7 @@ def decision(assignment: Assignment) -> str:
         return f"No decision yet: {left} of {len(state.arms)} arms are left."
     arm = defined.arms[state.serve]
     if state.status is Status.DECIDED:
-        if defined.agent.guarantee is Guarantee.HIGH_PROBABILITY:
-            horizon = agent_for(defined).horizon(state)
-            return (
-                f"Decided: serve {arm}. Guarantee {defined.agent.guarantee}: the best arm was "
-                f"eliminated with a probability of at most about 1 in {horizon:,}."
-            )
-        return (
-            f"Decided: serve {arm}. Guarantee {defined.agent.guarantee}: the expected regret is "
-            "bounded; nothing is promised about the winner's name."
-        )
+        worth = wording.guarantee(defined.agent, agent_for(defined).horizon(state))
+        return f"Decided: serve {arm}. Guarantee: {worth}."
     why = "Stopped" if state.status is Status.STOPPED else "The horizon is reached"
     return f"{why} without a decision: serve {arm}, which leads; it is not proved to be the best."
-
-
-def promise(defined: Experiment) -> str:
-    """The promise to each user, in words."""
-    privacy = defined.privacy
-    return (
-        f"Promise: each user's report is ({plain(privacy.epsilon)}, {plain(privacy.delta)})-"
-        "differentially private in the shuffle model:\nwhoever reads the sums can hardly tell "
-        "what any one user did, as long as at least "
-        f"{plain(privacy.honest_fraction * 100)}%\nof a batch's reports come from honest clients. "
-        "One report alone hides little; only the sum of its batch does."
-    )

@@ -8,6 +8,7 @@ import orjson
 from rich.table import Table
 
 from stream_app.commands.output import console, echo_json, json_option
+from stream_app.core import wording
 from stream_app.core.mechanisms import Mechanism, MechanismName, rebuild
 from stream_app.core.mechanisms import calibrate as calibrated
 from stream_app.core.promise import Calibration, Promise
@@ -88,6 +89,7 @@ def calibrate(
         table.add_row(f"  {key}", str(number))
     table.add_row("paper's calibration", _paper_comparison(promise, found))
     console().print(table)
+    click.echo(wording.promise(promise, found.certified_delta))
 
 
 def _paper_comparison(promise: Promise, found: Mechanism) -> str:
@@ -135,10 +137,7 @@ def certify(file: BinaryIO, as_json: bool) -> None:
     if problems:
         raise CheckFailed(f"the certificate does not hold: {'; '.join(problems)}")
     if not as_json:
-        click.echo(
-            f"holds: ({promise.epsilon}, {promise.delta})-shuffle-DP, "
-            f"certified delta {found.certified_delta:.6g}"
-        )
+        click.echo(f"holds: {wording.promise(promise, found.certified_delta)}")
 
 
 def _read_certificate(data: bytes) -> dict[str, Any]:

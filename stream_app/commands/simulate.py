@@ -13,7 +13,7 @@ from rich.table import Table
 
 from stream_app.commands.output import console, echo_json, json_option
 from stream_app.commands.plots import plot_regret
-from stream_app.core import simulation
+from stream_app.core import simulation, wording
 from stream_app.core.baselines import BASELINES
 from stream_app.core.experiment import PRESETS, Experiment
 from stream_app.definitions import load_experiment
@@ -74,6 +74,8 @@ def simulate(
         echo_json({"results": [_result_json(result) for result in results]})
     else:
         console().print(_result_table(results, jobs))
+        for line in _stated(jobs):
+            click.echo(line)
 
 
 def simulation_jobs(
@@ -139,6 +141,16 @@ def _result_table(results: list[simulation.Result], jobs: list[simulation.Job]) 
             str(job.experiment.agent.guarantee) if own else "baseline",
         )
     return table
+
+
+def _stated(jobs: list[simulation.Job]) -> list[str]:
+    """The guarantees in the table, each once, and the promise; a baseline has its own model's."""
+    own = [job.experiment for job in jobs if job.simulate is simulation.private_runs]
+    worth = {e.agent.guarantee: wording.guarantee(e.agent, e.horizon) for e in own}
+    return [
+        *(f"Guarantee {name}: {sentence}." for name, sentence in worth.items()),
+        f"Promise, but for baselines: {wording.promise(own[0].privacy)}",
+    ]
 
 
 def _title(experiment: Experiment) -> str:

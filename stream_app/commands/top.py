@@ -61,7 +61,9 @@ async def _until_known(view: View, name: str | None) -> None:
 
 def _picture(view: View, name: str | None) -> RenderableType:
     shown = view.snapshot(name) if name is not None else None
-    return render(shown) if shown is not None else overview(view.experiments())
+    if shown is None:
+        return overview(view.experiments())
+    return render(shown, f"Guarantee: {shown['words']['guarantee']}.")
 
 
 async def _lines(view: View, name: str | None, out: Console) -> None:

@@ -27,9 +27,10 @@ from stream_app.errors import Unavailable
 from stream_app.local.kafka_jars import KAFKA, fetch, find_java
 from stream_app.local.processes import complaints, end, run, supervised
 
+# Nothing of a development broker, which asks for no password, is for other machines.
 HOST: Final = "127.0.0.1"
 START_S: Final = 120.0  # 3 s on an idle machine; a crowded one only needs longer
-STOP_S: Final = 5.0
+STOP_S: Final = 5.0  # 1 s as a rule; what it has not written by then, a restart finds in its log
 
 # One node, few partitions and little memory. The two broker timeouts make a restart on old data
 # take seconds: the controller must first give up the session of the broker that was killed.
@@ -72,6 +73,7 @@ rootLogger.appenderRef.out.ref = out
 def free_port(*other_than: int) -> int:
     """A free port below Linux's range for outgoing connections, so that a restart finds it free."""
     while True:
+        # Linux gives outgoing connections ports from 32768 on (ip_local_port_range).
         port = 20_000 + secrets.randbelow(12_000)
         with contextlib.suppress(Unavailable):
             _check_port(port)
@@ -221,7 +223,7 @@ class LocalBroker:
             f"-Dlog4j2.configurationFile={data / 'log4j2.properties'}",
         ]
         if not records.exists():
-            # Beside its place, then moved there: the storage is never half formatted.
+            # Under another name, then renamed: the storage is never half formatted.
             part = data / "records.part"
             shutil.rmtree(part, ignore_errors=True)
             cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")

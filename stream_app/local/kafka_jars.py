@@ -13,20 +13,27 @@ from typing import Final
 from stream_app.errors import Unavailable
 from stream_app.local.processes import complaints, run
 
+# The one version of Kafka: deploy/ensure reads it from this line, a test compares compose.yaml.
 KAFKA: Final = "4.3.1"
+# What Kafka 4's broker needs at least.
 JAVA: Final = 17
+# Said with everything that is missing.
 REMEDY: Final = "(Debian, Ubuntu: apt-get install openjdk-17-jre-headless maven)"
 
+# The broker, and what its archive has beside its dependencies by Maven's rules: a log4j to write
+# with, and jackson for its YAML, in the version of the jackson that the broker does ask for.
 DEPENDENCIES: Final = (
     ("org.apache.kafka", "kafka_2.13", KAFKA),
     ("org.apache.logging.log4j", "log4j-core", "2.25.3"),
     ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.3"),
     ("com.fasterxml.jackson.dataformat", "jackson-dataformat-yaml", "2.21.2"),
 )
+# Named with its version: Maven would take another one whenever it likes.
 COPY_JARS: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 # The jars and their sizes, written last: without it, or with one jar short, a folder is not used.
 MANIFEST: Final = "jars.txt"
 
+# 44 MB: seconds on a good line. The limit is for a Maven that hangs, not for a slow line.
 FETCH_S: Final = 600.0
 
 logger = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ _ARM = (
 )
 
 
-class Shown(Protocol):
+class ExperimentView(Protocol):
     """The monitor's view."""
 
     invalid: int
@@ -60,7 +60,7 @@ class Shown(Protocol):
 class ExperimentCollector(Collector):
     """The view as metrics."""
 
-    def __init__(self, view: Shown, settings: MetricsSettings) -> None:
+    def __init__(self, view: ExperimentView, settings: MetricsSettings) -> None:
         self._view = view
         self._settings = settings
         self._patterns = [p.strip() for p in settings.experiments.split(",")]

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import orjson
 from aiohttp import web
 
-# Between two states on one stream.
+# Between two states on one stream: looks live, and a busy experiment costs four snapshots a second.
 EVERY_S = 0.25
 # A line says that the stream lives; a page that hears nothing for three times as long reconnects.
 HEARTBEAT_S = 5.0
 # A reader that takes nothing for so long is dropped.
-_STUCK_S = 10.0
+STUCK_S = 10.0
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Streams:
     def __init__(self, most: int) -> None:
         self.open = 0
         self._most = most
-        self._channels: dict[str, Channel] = {}
+        self.channels: dict[str, Channel] = {}
         self._closing = asyncio.Event()
 
     async def close(self, _app: web.Application) -> None:
@@ -59,7 +59,7 @@ class Streams:
         if self.open >= self._most:
             reason = f"{self._most} streams are open, as many as monitor.max_streams allows"
             return web.json_response({"error": reason}, status=503, headers={"Retry-After": "5"})
-        channel = self._channels.setdefault(name, make())
+        channel = self.channels.setdefault(name, make())
         self.open += 1
         channel.readers += 1
         try:
@@ -68,7 +68,7 @@ class Streams:
             self.open -= 1
             channel.readers -= 1
             if not channel.readers:
-                del self._channels[name]
+                del self.channels[name]
 
     async def _send(self, request: web.Request, channel: Channel) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -94,7 +94,7 @@ class Streams:
                 data = b": here\n\n"
             if data:
                 at = time.monotonic()
-                async with asyncio.timeout(_STUCK_S):
+                async with asyncio.timeout(STUCK_S):
                     await response.write(data)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(channel.every_s):

@@ -13,8 +13,10 @@ from stream_app.core.experiment import Experiment
 from stream_app.core.state import State
 from stream_app.errors import ConfigurationError
 
-# Points of one history if there are few arms; all arms together have about 16 times as many.
+# Points of one history if there are few arms: more than a chart of a page's width can tell apart.
+# All arms together have about 16 times as many, so that a snapshot of 1000 arms stays small.
 MAX_POINTS = 128
+# With fewer a curve is no curve, however many arms there are.
 _LEAST_POINTS = 8
 
 # What an impossible state makes the bounds raise: whoever writes assignments is not trusted.
@@ -38,7 +40,7 @@ def tidy(value: float) -> float:
 
 
 @dataclass(slots=True)
-class _Mark:
+class _Evidence:
     """An arm's evidence when the experiment had so many users."""
 
     users: int
@@ -53,7 +55,7 @@ class Track:
     """How an experiment came to where it is, by its assignments."""
 
     experiment: Experiment
-    marks: list[list[_Mark]] = field(default_factory=list)
+    evidence: list[list[_Evidence]] = field(default_factory=list)  # per arm, in time's order
     phases: list[dict[str, int]] = field(default_factory=list)
     eliminated: list[dict[str, Any]] = field(default_factory=list)
     _last: State | None = None
@@ -61,17 +63,17 @@ class Track:
     def add(self, state: State) -> None:
         """Take the next state; one that is older than the newest is skipped."""
         before = self._last
-        self.marks = self.marks or [[] for _ in state.arms]
+        self.evidence = self.evidence or [[] for _ in state.arms]
         if before is not None and (state.users, state.sequence) < (before.users, before.sequence):
             return
         most = most_points(len(state.arms))
-        for marks, arm in zip(self.marks, state.arms, strict=True):
-            last = marks[-1] if marks else None
+        for points, arm in zip(self.evidence, state.arms, strict=True):
+            last = points[-1] if points else None
             if arm.batches and (
                 last is None or (last.epoch, last.batches) != (state.epoch, arm.batches)
             ):
-                marks.append(_Mark(state.users, state.epoch, arm.batches, arm.weighted))
-                thin(marks, most)
+                points.append(_Evidence(state.users, state.epoch, arm.batches, arm.weighted))
+                thin(points, most)
         if before is None or (before.epoch, before.phase) != (state.epoch, state.phase):
             self.phases.append({"phase": state.phase, "epoch": state.epoch, "users": state.users})
             thin(self.phases, MAX_POINTS)
@@ -89,16 +91,18 @@ class Track:
 
     def shown(self, agent: Agent) -> list[list[tuple[int, float, float, float]]]:
         """Per arm: users, mean, lower and upper bound; nothing that cannot be computed."""
-        missing: dict[int, list[_Mark]] = {}
-        for mark in (m for marks in self.marks for m in marks if m.shown is None):
-            missing.setdefault(mark.epoch, []).append(mark)
-        for epoch, marks in missing.items():
+        missing: dict[int, list[_Evidence]] = {}
+        for points in self.evidence:
+            for point in points:
+                if point.shown is None:
+                    missing.setdefault(point.epoch, []).append(point)
+        for epoch, points in missing.items():
+            batches = [point.batches for point in points]
+            weighted = [point.weighted for point in points]
             try:
-                found = agent.estimates(
-                    epoch, [m.batches for m in marks], [m.weighted for m in marks]
-                )
+                found = agent.estimates(epoch, batches, weighted)
             except IMPOSSIBLE:
                 continue
-            for mark, (mean, lower, upper) in zip(marks, found, strict=True):
-                mark.shown = (mark.users, tidy(mean), tidy(lower), tidy(upper))
-        return [[m.shown for m in marks if m.shown is not None] for marks in self.marks]
+            for point, (mean, lower, upper) in zip(points, found, strict=True):
+                point.shown = (point.users, tidy(mean), tidy(lower), tidy(upper))
+        return [[p.shown for p in points if p.shown is not None] for points in self.evidence]

@@ -21,11 +21,13 @@ from stream_app.monitor.server import add_headers
 from stream_app.monitor.view import View
 from stream_app.settings import MonitorSettings
 
-# The list of experiments on the page; `/api/experiments` has all of them.
+# The list of experiments on the page, which nobody reads to its end; `/api/experiments` has all.
 MAX_LISTED = 200
+# The list changes with every batch of every experiment: more often than a reader can follow.
 _LIST_EVERY_S = 1.0
 # Readers of transcripts at once: each is a consumer.
 _MAX_TRANSCRIPTS = 2
+# What the page is made of; a file with another ending is not served.
 _TYPES = {
     "css": "text/css",
     "html": "text/html",
@@ -170,7 +172,7 @@ class _Api:
 
 
 async def _stream(request: web.Request, lines: AsyncGenerator[bytes, None]) -> web.StreamResponse:
-    """Lines as they come; if Kafka goes away in between, the last one says so."""
+    """Lines as they come; if Kafka becomes unreachable in between, the last one says so."""
     try:
         chunk = await anext(lines, b"")
     except Unavailable as error:

@@ -14,7 +14,8 @@ from stream_app.settings import MonitorSettings
 # Beside the streams: enough for the other requests of the pages that hold them.
 _SPARE_CONNECTIONS = 100
 # A connection that has not sent its first request by then is closed.
-_FIRST_REQUEST_S = 10.0
+FIRST_REQUEST_S = 10.0
+# Nothing is stored, framed or loaded from elsewhere: the page needs no more than its own files.
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
@@ -29,7 +30,7 @@ _HEADERS = {
 }
 
 
-class Runner(web.AppRunner):
+class WebRunner(web.AppRunner):
     """aiohttp's runner with limits on connections, sizes and waiting."""
 
     def __init__(self, app: web.Application, settings: MonitorSettings) -> None:
@@ -55,10 +56,10 @@ class Runner(web.AppRunner):
         server = super().server
         assert server is not None
         if len(server.connections) >= self._most:
-            return _Full()
+            return _TooManyConnections()
         made: RequestHandler = server()
         self._waiting[made] = asyncio.get_running_loop().call_later(
-            _FIRST_REQUEST_S, self._give_up, made
+            FIRST_REQUEST_S, self._give_up, made
         )
         return made
 
@@ -75,8 +76,8 @@ class Runner(web.AppRunner):
         return answer
 
 
-class _Full(asyncio.Protocol):
-    """Answers a connection beyond the limit."""
+class _TooManyConnections(asyncio.Protocol):
+    """Answers a connection beyond the limit, without a look at its request."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Say why, and close."""

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+# Columns of an interval's line: the whole table then fits into 80 with names of ordinary length.
 _BAR = 44
 
 

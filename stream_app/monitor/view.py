@@ -40,8 +40,8 @@ class _Tally:
 
 
 @dataclass(slots=True)
-class _Entry:
-    """One experiment."""
+class _KnownExperiment:
+    """What the topics have told of one experiment."""
 
     assignment: Assignment | None = None
     track: Track | None = None
@@ -71,7 +71,8 @@ class View:
         self.invalid = 0
         self._reports_retained = reports_retained
         self.version = 0  # counts all changes
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _KnownExperiment] = {}
+        # An agent is built once for many looks; more experiments than this are seldom looked at.
         self._agent = lru_cache(maxsize=64)(agent_for)
 
     def assignment(self, value: bytes | None) -> None:
@@ -81,7 +82,7 @@ class View:
         except InvalidInput:
             self.invalid += 1
             return
-        entry = self._entries.setdefault(assignment.experiment.name, _Entry())
+        entry = self._entries.setdefault(assignment.experiment.name, _KnownExperiment())
         entry.assignment = assignment
         if entry.track is None or entry.track.experiment != assignment.experiment:
             entry.track = Track(assignment.experiment)
@@ -96,7 +97,7 @@ class View:
             self.invalid += 1
             return
         terms = found.terms
-        entry = self._entries.setdefault(terms.experiment, _Entry())
+        entry = self._entries.setdefault(terms.experiment, _KnownExperiment())
         tally = entry.tallies.setdefault(terms.arm, _Tally())
         if terms.sequence <= tally.sequence:
             return
@@ -109,7 +110,7 @@ class View:
         entry.terms = terms
         self._changed(entry)
 
-    def _changed(self, entry: _Entry) -> None:
+    def _changed(self, entry: _KnownExperiment) -> None:
         self.version += 1
         entry.changed()
 
@@ -135,7 +136,9 @@ class View:
             entry.shown = self._show(entry, entry.assignment, entry.track)
         return entry.shown
 
-    def _show(self, entry: _Entry, assignment: Assignment, track: Track) -> dict[str, Any]:
+    def _show(
+        self, entry: _KnownExperiment, assignment: Assignment, track: Track
+    ) -> dict[str, Any]:
         experiment = assignment.experiment
         state = assignment.state
         tallies = [entry.tallies.get(arm, _Tally()) for arm in experiment.arms]
@@ -165,7 +168,7 @@ class View:
             "sums": entry.sums,
             "last_release_ms": entry.released_ms,
         }
-        return {**shown, "words": wording.describe(shown)}
+        return {**shown, "words": wording.describe(experiment, shown)}
 
     def _of(self, assignment: Assignment) -> Agent:
         return self._agent(assignment.experiment)
@@ -191,17 +194,17 @@ def regret(users: list[int], means: list[float | None] | tuple[float, ...]) -> f
 
 
 def _regret_curve(
-    entry: _Entry,
+    entry: _KnownExperiment,
     arms: tuple[str, ...],
     means: list[float | None],
     true: tuple[float, ...] | None,
 ) -> list[tuple[int, float | None, float | None]]:
     """Users, estimated and true regret after each sum, all by the newest means."""
-    place = {arm: i for i, arm in enumerate(entry.tallies)}
     curve: list[tuple[int, float | None, float | None]] = []
     for spread in entry.spread:
-        users = [spread[i] if (i := place.get(arm, len(spread))) < len(spread) else 0
-                 for arm in arms]  # fmt: skip
+        # Arms that had no sum yet when this one came are not in it.
+        known_users = dict(zip(entry.tallies, spread, strict=False))
+        users = [known_users.get(arm, 0) for arm in arms]
         estimated = regret(users, means)
         known = regret(users, true) if true else None
         curve.append((sum(users), _tidy(estimated), _tidy(known)))

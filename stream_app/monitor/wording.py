@@ -1,23 +1,26 @@
 """An experiment in plain words: where it stands, what is promised, and under which assumptions.
 
-Takes a snapshot of the view, gives text. The same words are on the web page and in its API.
+Takes an experiment and a snapshot of the view, gives text. The same words are on the web page and
+in its API. Promise and guarantee are worded in the core, for all surfaces.
 """
 
 from typing import Any
 
+from stream_app.core.experiment import Experiment, Privacy
 from stream_app.core.state import Status
+from stream_app.core.wording import ONE_REPORT, TRUSTED, guarantee, percent, promise
 
 
-def describe(shown: dict[str, Any]) -> dict[str, Any]:
+def describe(experiment: Experiment, shown: dict[str, Any]) -> dict[str, Any]:
     """All sentences about a snapshot."""
     return {
         "state": state(shown),
         "next": following(shown),
-        "guarantee": guarantee(shown),
-        "privacy": privacy(shown),
+        "guarantee": guarantee(experiment.agent, shown["horizon"]),
+        "privacy": promise(experiment.privacy),
         "certificate": certificate(shown["certificate"]),
         "reports": reports(shown),
-        "assumptions": assumptions(shown),
+        "assumptions": assumptions(experiment.privacy),
     }
 
 
@@ -50,25 +53,6 @@ def following(shown: dict[str, Any]) -> str:
     )
 
 
-def guarantee(shown: dict[str, Any]) -> str:
-    """What the decision is worth."""
-    horizon = f"T = {shown['horizon']:,} users"
-    if not shown["horizon_known"]:
-        horizon += " (the current guess of an unknown horizon)"
-    if shown["guarantee"] == "expected":
-        return f"expected regret up to {horizon}; nothing is promised of the winner's name"
-    return f"the best arm is dropped with probability about 1/T at most, {horizon}"
-
-
-def privacy(shown: dict[str, Any]) -> str:
-    """The promise to each user."""
-    return (
-        f"Each user is ({shown['epsilon']:g}, {shown['delta']:g})-differentially private in all "
-        "that the agent, this page and every reader of the released sums can see, as long as "
-        "the assumptions below hold."
-    )
-
-
 def certificate(of: dict[str, Any] | None) -> str:
     """What was computed for the newest batch."""
     if of is None:
@@ -95,18 +79,18 @@ def reports(shown: dict[str, Any]) -> str:
     )
 
 
-def assumptions(shown: dict[str, Any]) -> list[str]:
+def assumptions(privacy: Privacy) -> list[str]:
     """What the promise rests on."""
     return [
-        "The shuffle stage is trusted, and so are the brokers and disks that hold the reports. "
-        "The agent and the readers of this page are not.",
-        f"At least {shown['honest_fraction']:.0%} of the reports in each batch come from honest "
-        "clients, which add their share of the noise. Whoever can forge more weakens the promise.",
+        f"Whoever sees single reports is trusted: {TRUSTED}. The agent and the readers of this "
+        "page are not.",
+        f"At least {percent(privacy.honest_fraction)} of the reports in each batch come from "
+        "honest clients, which add their share of the noise. Whoever can forge more weakens the "
+        "promise.",
         "Each user sends one report to this experiment, ever. Over several experiments, what a "
         "user spends adds up.",
         "Whether and when a report is sent does not depend on the reward.",
-        "One report alone hides little: only the sum over its batch does. So a report must not "
-        "be seen by anyone but the shuffle stage.",
+        f"{ONE_REPORT} So nobody else may see a report.",
     ]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from producers.batches import Batch
+from producers.batches import CheckedBatch
 from producers.replay import session
 from producers.replay.columns import Columns
 from producers.replay.files import Source
@@ -125,7 +125,7 @@ async def _bare(settings: Settings) -> float:
     return spent / reports
 
 
-def _reports(batch: Batch) -> Rows:
+def _reports(batch: CheckedBatch) -> Rows:
     encode = batch.sampler.encode
     numbers = range(batch.size)
     ids = b"".join(i.to_bytes(16) for i in numbers)

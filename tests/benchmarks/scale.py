@@ -38,7 +38,7 @@ from tests.benchmarks.traffic import (
     waiting,
 )
 from tests.integration.probes import busy_s, cpu_s, rss_mb, series
-from tests.integration.service import Worker, experiment, settings_for, topics, workers
+from tests.integration.service import WorkerProcess, experiment, settings_for, topics, workers
 from tests.support.partition_log import terms
 
 _PARTITIONS = 8
@@ -189,7 +189,7 @@ def _memory(bootstrap: str, folder: Path) -> Outcome:
         with workers(settings, folder, "shuffle,agent") as (worker,):
             _until(lambda s=settings, n=count: _open_windows(s) == n)
             time.sleep(2)
-            sizes[count] = rss_mb(worker.process.pid)
+            sizes[count] = rss_mb(worker.pid)
     growth_kb = 1024 * (sizes[_EXPERIMENTS] - sizes[1]) / (_EXPERIMENTS - 1)
     return Outcome(
         f"memory of a worker for each of {_EXPERIMENTS} idle experiments: KB",
@@ -289,7 +289,7 @@ def _recovery(bootstrap: str, folder: Path) -> Outcome:
     def filled() -> int:
         return sum(series(settings.metrics.port, "shufflebandit_windows_filled_reports").values())
 
-    worker = Worker(settings, "shuffle", folder / "recovery.log")
+    worker = WorkerProcess(settings, "shuffle", folder / "recovery.log")
     try:
         _until(lambda: filled() == _OPEN)
         time.sleep(2)
@@ -360,7 +360,7 @@ def _drained_by(bootstrap: str, folder: Path, count: int) -> tuple[float, float,
 
     def sample() -> None:
         while not ended.wait(0.05):
-            used = sum(cpu_s(worker.process.pid) for worker in running)
+            used = sum(cpu_s(worker.pid) for worker in running)
             samples.append((time.time(), used, busy_s()))
 
     with workers(settings, folder, *["shuffle"] * count) as running:

@@ -122,7 +122,7 @@ def test_a_decided_experiment_is_shown(settings: KafkaSettings, run: Run) -> Non
     assert assignment.encode() + b"\n" == raw.out.encode()
     assert "spring: decided, phase 2, 100 users of a horizon of 400" in shown.out
     assert "eliminated" in shown.out
-    assert "nothing is promised about the winner's name" in shown.out
+    assert "nothing is promised of the winner's name" in shown.out
     assert ["spring", "decided", "2", "100", "arm-0", "expected"] == listed.out.split()[-6:]
 
 

@@ -16,8 +16,7 @@ from tests.deploy.observing import ROOT
 from tests.support.chromium_fixtures import Browser
 
 FOLDER = ROOT / "deploy" / "screenshots"
-OBSERVE = ROOT / "deploy" / "observe.py"
-COMMAND = (sys.executable, "-u", str(OBSERVE), "--free-ports", "--rate", "45")
+COMMAND = (sys.executable, "-m", "stream_app", "observe", "--free-ports", "--rate", "45")
 LOADING = '[aria-label="Panel loading bar"]'
 WIDTH = 1280
 HEIGHT = 1400

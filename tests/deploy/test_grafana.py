@@ -24,18 +24,18 @@ def test_dashboard_is_current() -> None:
 
 
 def test_panels() -> None:
-    """Every panel says what it shows, uses the templated data source, has a place of its own."""
+    """Every panel says what it shows, uses the templated data source, overlaps no other."""
     board = dashboard()
     panels = [panel for panel in board["panels"] if panel["type"] not in ("row", "text")]
-    places = set()
+    cells = set()
     for panel in board["panels"]:
         at = panel["gridPos"]
         for x in range(at["x"], at["x"] + at["w"]):
             for y in range(at["y"], at["y"] + at["h"]):
-                assert (x, y) not in places, panel["title"]
-                places.add((x, y))
+                assert (x, y) not in cells, panel["title"]
+                cells.add((x, y))
 
-    assert max(x for x, _ in places) < 24
+    assert max(x for x, _ in cells) < 24
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     for panel in panels:
         assert panel["description"], panel["title"]

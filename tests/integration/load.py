@@ -10,43 +10,37 @@ audited.
 
 import argparse
 import asyncio
-import dataclasses
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import Synchronized
-from pathlib import Path
 
 from aiokafka import TopicPartition
 
 from producers.transport import KafkaTransport
 from stream_app import kafka, registry
 from stream_app.core.terms import parse
-from stream_app.local.broker import LocalBroker, free_port
-from stream_app.settings import Settings
+from stream_app.local.stack import local_stack, on_free_ports
+from stream_app.settings import Settings, ShuffleSettings
 from stream_app.wire.assignment import decode_offer
 from tests.benchmarks.traffic import rows
 from tests.integration.probes import rss_mb, series
-from tests.integration.service import (
-    check,
-    environment,
-    experiment,
-    settings_for,
-    topics,
-    workers,
-)
+from tests.integration.service import check, environment, experiment
 
+# A line of figures so often: half an hour then fits on a few screens.
 _EVERY_S = 5.0
+# Reports that a sender makes at once: a tenth of a second's work, so it sees new batches soon.
 _CHUNK = 20_000
+# Users of a batch: some batches are released in every second of the overload.
 _BATCH = 5_000
+# How long the worker is stopped, and then runs: far shorter than its session with Kafka (6 s).
 _MOMENT_S = 0.05
 # Malloc, Kafka's buffers, and windows that are fuller at one moment than at another.
 MARGIN_MB = 20
@@ -92,21 +86,13 @@ class Watch:
 @contextmanager
 def service(names: Sequence[str], *, retain: bool) -> Iterator[tuple[Settings, Watch]]:
     """A broker, a worker with all roles, and experiments without an end."""
-    with LocalBroker() as broker, tempfile.TemporaryDirectory() as folder:
-        settings = settings_for(broker.bootstrap, retain_reports_for_audit=retain)
-        settings = dataclasses.replace(
-            settings,
-            metrics=dataclasses.replace(settings.metrics, port=free_port()),
-            monitor=dataclasses.replace(settings.monitor, port=free_port()),
-        )
-        asyncio.run(_create(settings, names))
-        with workers(settings, Path(folder), "shuffle,agent,monitor") as (worker,):
-            time.sleep(10)
-            yield settings, Watch(settings.metrics.port, worker.process.pid)
+    wanted = Settings(shuffle=ShuffleSettings(retain_reports_for_audit=retain))
+    with local_stack(on_free_ports(wanted), partitions=len(names)) as stack:
+        asyncio.run(_create(stack.settings, names))
+        yield stack.settings, Watch(stack.settings.metrics.port, stack.worker.pid)
 
 
 async def _create(settings: Settings, names: Sequence[str]) -> None:
-    await topics(settings, len(names))
     for name in names:
         await registry.create(
             settings.kafka,

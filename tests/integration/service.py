@@ -1,16 +1,13 @@
-"""What the integration tests share: workers as processes, experiments on a broker, checks."""
+"""What the integration tests share: settings on one broker, experiments, users, checks.
+
+Workers are those of `stream_app.local.stack`; tests find all of it here.
+"""
 
 import asyncio
 import contextlib
 import dataclasses
-import os
 import secrets
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from producers.simulated_users import run_users
@@ -21,10 +18,16 @@ from stream_app.core.experiment import Experiment
 from stream_app.core.state import Status
 from stream_app.definitions import resolve
 from stream_app.kafka.reading import read_partition
+from stream_app.local.stack import WorkerProcess, environment, workers
 from stream_app.settings import Settings, load_settings
 from stream_app.wire.assignment import Assignment
 from stream_app.wire.report import decode_report
 from stream_app.wire.sum import Sum
+
+__all__ = [
+    "WorkerProcess", "assigned", "check", "environment", "experiment", "last_assignment",
+    "left_out", "play", "regret", "settings_for", "topics", "workers",
+]  # fmt: skip
 
 
 def settings_for(bootstrap: str, **shuffle: object) -> Settings:
@@ -38,64 +41,6 @@ def settings_for(bootstrap: str, **shuffle: object) -> Settings:
         shuffle=dataclasses.replace(settings.shuffle, group=f"{prefix}-shuffle", **shuffle),
         agent=dataclasses.replace(settings.agent, group=f"{prefix}-agent"),
     )
-
-
-def environment(settings: Settings) -> dict[str, str]:
-    """The settings as a worker's environment."""
-    given = {
-        "KAFKA_BOOTSTRAP": settings.kafka.bootstrap,
-        "KAFKA_TOPIC_PREFIX": settings.kafka.topic_prefix,
-        "KAFKA_SECURITY_PROTOCOL": str(settings.kafka.security_protocol),
-        "KAFKA_SASL_USERNAME": settings.kafka.sasl_username,
-        "KAFKA_SASL_PASSWORD_FILE": settings.kafka.sasl_password_file,
-        "KAFKA_TLS_CA_FILE": settings.kafka.tls_ca_file,
-        "SHUFFLE_GROUP": settings.shuffle.group,
-        "SHUFFLE_MAX_REREAD_RECORDS": str(settings.shuffle.max_reread_records),
-        "SHUFFLE_MAX_UNSAVED_S": str(settings.shuffle.max_unsaved_s),
-        "SHUFFLE_RETAIN_REPORTS_FOR_AUDIT": str(settings.shuffle.retain_reports_for_audit),
-        "SHUFFLE_INSTANCE_ID": settings.shuffle.instance_id,
-        "AGENT_GROUP": settings.agent.group,
-        "AGENT_INSTANCE_ID": settings.agent.instance_id,
-        "MONITOR_PORT": str(settings.monitor.port),
-        "METRICS_PORT": str(settings.metrics.port),
-    }
-    return {**os.environ, **{f"SHUFFLEBANDIT_{name}": value for name, value in given.items()}}
-
-
-class Worker:
-    """`shufflebandit run` as a process."""
-
-    def __init__(self, settings: Settings, roles: str, log: Path) -> None:
-        self._arguments = [sys.executable, "-m", "stream_app", "run", "--roles", roles]
-        self._environment = environment(settings)
-        self.log = log
-        self.start()
-
-    def start(self) -> None:
-        with self.log.open("ab") as out:
-            self.process = subprocess.Popen(self._arguments, env=self._environment, stderr=out)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self) -> float:
-        """SIGTERM; returns how long it took."""
-        started = time.monotonic()
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(20)
-        return time.monotonic() - started
-
-
-@contextlib.contextmanager
-def workers(settings: Settings, folder: Path, *roles: str) -> Iterator[list[Worker]]:
-    """Workers with these roles; whatever happens, they end."""
-    started = [Worker(settings, role, folder / f"worker{i}.log") for i, role in enumerate(roles)]
-    try:
-        yield started
-    finally:
-        for worker in started:
-            worker.kill()
 
 
 def experiment(name: str, **changes: Any) -> Experiment:

@@ -20,7 +20,7 @@ from stream_app.errors import Unavailable
 from stream_app.local.broker import free_port
 from stream_app.monitor.events import Streams
 from stream_app.monitor.pages import install
-from stream_app.monitor.server import Runner
+from stream_app.monitor.server import WebRunner
 from stream_app.monitor.view import View
 from stream_app.settings import MonitorSettings
 from stream_app.wire.assignment import Assignment, terms_of
@@ -43,7 +43,7 @@ def demo(name: str = "demo", arms: tuple[str, ...] = ARMS, **changes: Any) -> Ex
     return resolve(raw, name)
 
 
-class Run:
+class ScriptedRun:
     """An experiment as both stages would write it, one released batch at a time."""
 
     def __init__(self, experiment: Experiment, seed: int = 3) -> None:
@@ -81,7 +81,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def feed(view: View, run: Run, batches: int = 1_000) -> None:
+def feed(view: View, run: ScriptedRun, batches: int = 1_000) -> None:
     """The next batches, to a view."""
     view.assignment(run.assignment())
     for (value, assignment), _ in zip(run.steps(), range(batches), strict=False):
@@ -95,7 +95,7 @@ class FakeHealth:
 
 
 class FakeSums:
-    """A transcript from memory; None stands for a Kafka that is away."""
+    """A transcript from memory; None stands for an unreachable Kafka."""
 
     def __init__(self, *chunks: bytes | None) -> None:
         self.chunks = chunks
@@ -113,7 +113,7 @@ class FakeSums:
             self.closed += 1
 
 
-class Site:
+class MonitorSite:
     """A running server; `start` after `stop` takes the same port again."""
 
     def __init__(self, **changes: Any) -> None:
@@ -125,19 +125,19 @@ class Site:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._runner: Runner | None = None
+        self._runner: WebRunner | None = None
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.settings.port}"
 
-    def start(self) -> "Site":
+    def start(self) -> "MonitorSite":
         self._call(self._start()).result(10)
         return self
 
     async def _start(self) -> None:
         app = web.Application()
-        self._runner = Runner(app, self.settings)
+        self._runner = WebRunner(app, self.settings)
         self.streams = install(app, self.view, self.health, self.sums, self.settings)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.settings.port).start()

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,15 +15,15 @@ from stream_app import registry
 from stream_app.local.broker import LocalBroker, free_port
 from stream_app.settings import MonitorSettings
 from tests.integration import service
-from tests.monitor.site import Run, Site, demo, feed
+from tests.monitor.site import MonitorSite, ScriptedRun, demo, feed
 from tests.support.chromium_fixtures import Browser
 
 MARKUP = "<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    running = Site().start()
+def site() -> Iterator[MonitorSite]:
+    running = MonitorSite().start()
     yield running
     running.close()
 
@@ -47,7 +46,7 @@ def settle() -> None:
     time.sleep(0.4)
 
 
-def test_empty(browser: Browser, site: Site) -> None:
+def test_empty(browser: Browser, site: MonitorSite) -> None:
     """Nothing yet: the page says how to begin, and shows the first experiment by itself."""
     browser.open(site.url)
     until(lambda: "No experiment yet" in browser.text())
@@ -56,7 +55,7 @@ def test_empty(browser: Browser, site: Site) -> None:
     assert browser.text("#connection") == "live"
     browser.screenshot("empty")
 
-    site.do(site.view.assignment, Run(demo()).assignment())
+    site.do(site.view.assignment, ScriptedRun(demo()).assignment())
     until(lambda: "demo" in browser.text("table.list"))
     assert "No experiment yet" not in browser.text()
     settle()
@@ -64,11 +63,11 @@ def test_empty(browser: Browser, site: Site) -> None:
     assert browser.complaints() == []
 
 
-def test_unknown_experiment(browser: Browser, site: Site) -> None:
+def test_unknown_experiment(browser: Browser, site: MonitorSite) -> None:
     """Its page says so, and comes to life when the experiment is created."""
     browser.open(f"{site.url}/experiments/demo")
     until(lambda: "No such experiment yet" in browser.text())
-    site.do(site.view.assignment, Run(demo()).assignment())
+    site.do(site.view.assignment, ScriptedRun(demo()).assignment())
     until(lambda: "running: phase 1" in browser.text(".summary"))
 
     assert "No batch has been released yet." in browser.text()
@@ -79,9 +78,9 @@ def test_unknown_experiment(browser: Browser, site: Site) -> None:
     assert browser.complaints() == []
 
 
-def test_running_to_decided(browser: Browser, site: Site) -> None:
+def test_running_to_decided(browser: Browser, site: MonitorSite) -> None:
     """The page follows the run without a reload: numbers, charts, dropped arms, the winner."""
-    run = Run(demo())
+    run = ScriptedRun(demo())
     site.do(feed, site.view, run, 14)
     browser.open(f"{site.url}/experiments/demo")
     until(lambda: "running: phase 3" in browser.text(".summary"))
@@ -110,9 +109,9 @@ def test_running_to_decided(browser: Browser, site: Site) -> None:
     assert browser.complaints() == []
 
 
-def test_stopped(browser: Browser, site: Site) -> None:
+def test_stopped(browser: Browser, site: MonitorSite) -> None:
     """An operator's stop is not a decision, and the page says whose it was."""
-    run = Run(demo())
+    run = ScriptedRun(demo())
     site.do(feed, site.view, run, 20)
     site.do(site.view.assignment, run.stop())
     browser.open(f"{site.url}/experiments/demo")
@@ -124,9 +123,9 @@ def test_stopped(browser: Browser, site: Site) -> None:
     assert browser.complaints() == []
 
 
-def test_service_down(browser: Browser, site: Site) -> None:
+def test_service_down(browser: Browser, site: MonitorSite) -> None:
     """The page says that it reconnects, then that the service is down, and what it still shows."""
-    site.do(feed, site.view, Run(demo()), 14)
+    site.do(feed, site.view, ScriptedRun(demo()), 14)
     browser.open(f"{site.url}/experiments/demo")
     until(lambda: browser.text("#connection") == "live")
     site.stop()
@@ -144,12 +143,12 @@ def test_service_down(browser: Browser, site: Site) -> None:
     until(lambda: browser.text("#connection") == "live", 15)
 
 
-def test_kafka_away(browser: Browser, site: Site) -> None:
+def test_kafka_away(browser: Browser, site: MonitorSite) -> None:
     """The service is there, but what it shows is old."""
     browser.open(site.url)
     until(lambda: browser.text("#connection") == "live")
     site.health.connected = False
-    site.do(site.view.assignment, Run(demo()).assignment())
+    site.do(site.view.assignment, ScriptedRun(demo()).assignment())
     until(lambda: browser.text("#connection").startswith("Kafka is away: showing the state of "))
     site.health.connected = True
     until(lambda: browser.text("#connection") == "live")
@@ -159,7 +158,7 @@ def test_kafka_away(browser: Browser, site: Site) -> None:
 
 def test_refused(browser: Browser) -> None:
     """A page too many is told why."""
-    site = Site(max_streams=0).start()
+    site = MonitorSite(max_streams=0).start()
     try:
         browser.open(site.url)
         until(lambda: "monitor.max_streams" in browser.text("#connection"))
@@ -167,9 +166,9 @@ def test_refused(browser: Browser) -> None:
         site.close()
 
 
-def test_markup_in_names(browser: Browser, site: Site) -> None:
+def test_markup_in_names(browser: Browser, site: MonitorSite) -> None:
     """Names of arms are text, whatever is in them, everywhere; so is a name in the address."""
-    run = Run(demo("markup", (MARKUP, "<b>bold</b>", "a" * 100), horizon=20_000))
+    run = ScriptedRun(demo("markup", (MARKUP, "<b>bold</b>", "a" * 100), horizon=20_000))
     site.do(feed, site.view, run)
     assert run.state.serve is not None
     browser.open(f"{site.url}/experiments/markup")
@@ -188,10 +187,10 @@ def test_markup_in_names(browser: Browser, site: Site) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 320])
-def test_phone(browser: Browser, site: Site, width: int) -> None:
+def test_phone(browser: Browser, site: MonitorSite, width: int) -> None:
     """Readable on a phone: nothing to scroll sideways, with long names too."""
-    site.do(feed, site.view, Run(demo()))
-    long = Run(demo("x" * 64, ("w" * 100, "m" * 100, MARKUP), horizon=20_000))
+    site.do(feed, site.view, ScriptedRun(demo()))
+    long = ScriptedRun(demo("x" * 64, ("w" * 100, "m" * 100, MARKUP), horizon=20_000))
     site.do(feed, site.view, long)
     browser.looks(width)
     for name in ("demo", "x" * 64):
@@ -208,9 +207,9 @@ def test_phone(browser: Browser, site: Site, width: int) -> None:
     assert browser.complaints() == []
 
 
-def test_keyboard_and_screen_reader(browser: Browser, site: Site) -> None:
+def test_keyboard_and_screen_reader(browser: Browser, site: MonitorSite) -> None:
     """Charts have a name and their numbers as a table; what is focused stays focused."""
-    run = Run(demo())
+    run = ScriptedRun(demo())
     site.do(feed, site.view, run, 14)
     browser.open(f"{site.url}/experiments/demo")
     until(lambda: "running" in browser.text(".summary"))
@@ -236,23 +235,23 @@ def test_keyboard_and_screen_reader(browser: Browser, site: Site) -> None:
     assert browser.run("return document.activeElement.tagName") == "A"
 
 
-def test_nothing_jumps(browser: Browser, site: Site) -> None:
+def test_nothing_jumps(browser: Browser, site: MonitorSite) -> None:
     """From the first release on, sections stay where they are."""
-    run = Run(demo())
+    run = ScriptedRun(demo())
     site.do(feed, site.view, run, 1)
     browser.open(f"{site.url}/experiments/demo")
     until(lambda: "running" in browser.text(".summary"))
     settle()
-    places = (
+    boxes = (
         "return [...document.querySelectorAll('section.card:not([hidden]) > h2')].slice(0, 4)"
         ".map(h => Math.round(h.getBoundingClientRect().top))"
     )
-    before = browser.run(places)
+    before = browser.run(boxes)
     site.do(feed, site.view, run, 20)
     until(lambda: "phase 4" in browser.text(".summary") or "phase 5" in browser.text(".summary"))
     settle()
 
-    assert before == browser.run(places)
+    assert before == browser.run(boxes)
 
 
 @pytest.mark.slow
@@ -287,9 +286,9 @@ def test_the_whole_service(browser: Browser, broker: LocalBroker, tmp_path: Path
         shown = browser.run("return fetch('/api/experiments/page').then(a => a.json())")
         assert len(lines) == shown["sums"]
 
-        monitor.process.send_signal(signal.SIGSTOP)
+        monitor.pause()
         until(lambda: browser.text("#connection").startswith("reconnecting since"), 30)
-        monitor.process.send_signal(signal.SIGCONT)
+        monitor.resume()
         until(lambda: browser.text("#connection") == "live", 30)
         monitor.kill()
         until(lambda: browser.text("#connection").startswith("service down"), 30)

@@ -8,13 +8,13 @@ from stream_app.core.agents import agent_for
 from stream_app.core.state import ArmState
 from stream_app.monitor.history import MAX_POINTS, Track, most_points
 from tests.core.build import experiment
-from tests.monitor.site import Run, demo
+from tests.monitor.site import ScriptedRun, demo
 
 DEFINED = experiment(horizon=10_000, means=(0.7, 0.2))
 
 
-def played() -> tuple[Run, Track]:
-    run = Run(demo())
+def played() -> tuple[ScriptedRun, Track]:
+    run = ScriptedRun(demo())
     track = Track(run.experiment)
     track.add(run.state)
     for _ in run.steps():
@@ -68,9 +68,9 @@ def test_points_are_bounded() -> None:
         arm = ArmState(True, number, number * 10, 1.0, 1.0)
         track.add(dataclasses.replace(begun, arms=(arm, arm), phase=number, sequence=number))
 
-    assert all(len(marks) <= MAX_POINTS for marks in track.marks)
+    assert all(len(marks) <= MAX_POINTS for marks in track.evidence)
     assert len(track.phases) <= MAX_POINTS
-    assert (20, 19_980) == (track.marks[0][0].users, track.marks[0][-1].users)
+    assert (20, 19_980) == (track.evidence[0][0].users, track.evidence[0][-1].users)
     assert [MAX_POINTS, 20, 8, 8] == [most_points(k) for k in (0, 100, 1_000, 10**6)]
 
 

@@ -70,7 +70,7 @@ class FakeTransport:
             self.values.put_nowait(value)
         self.attempts: list[list[bytes]] = []
         self.sent: list[bytes] = []
-        self.away = False
+        self.unreachable = False
         self.fails_after: int | None = None  # parts of one sending
 
     async def open(self) -> None:
@@ -82,11 +82,11 @@ class FakeTransport:
             yield await self.values.get()
 
     async def send(self, parts: Iterable[Rows], acknowledged: Acknowledged) -> None:
-        """Take reports, unless away."""
+        """Take reports, unless unreachable."""
         values = [split([part]) for part in parts]
         self.attempts.append([value for part in values for value in part])
         for number, part in enumerate(values):
-            if self.away or number == self.fails_after:
+            if self.unreachable or number == self.fails_after:
                 self.fails_after = None
                 raise Unavailable("kafka.bootstrap: no Kafka answers there")
             self.sent.extend(part)

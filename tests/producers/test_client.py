@@ -46,17 +46,17 @@ async def test_every_report_has_the_same_length() -> None:
 
 
 async def test_a_retry_sends_the_same_bytes(caplog: pytest.LogCaptureFixture) -> None:
-    """While Kafka is away: choosing goes on, one line is logged, nothing is drawn again."""
+    """While Kafka is unreachable: choosing goes on, one line is logged, nothing is drawn again."""
     caplog.set_level(logging.INFO)
     transport = FakeTransport(assignment())
     async with Client(SETTINGS, NAME, store=MemoryStore(), transport=transport) as client:
-        transport.away = True
+        transport.unreachable = True
         client.report(client.choose("ada"), 1)
         async with asyncio.timeout(5):
             while len(transport.attempts) < 3:  # noqa: ASYNC110 - what is tested is time passing
                 await asyncio.sleep(0.01)
         assert client.choose("bob").batch_id
-        transport.away = False
+        transport.unreachable = False
         await client.drain()
 
     assert len(transport.sent) == 1
@@ -68,7 +68,7 @@ async def test_a_retry_sends_the_same_bytes(caplog: pytest.LogCaptureFixture) ->
 async def test_a_restart_sends_what_was_left(tmp_path: Path) -> None:
     """The same bytes as the attempts before the restart."""
     transport = FakeTransport(assignment())
-    transport.away = True
+    transport.unreachable = True
     store = FileStore(tmp_path / "journal")
     async with Client(SETTINGS, NAME, store=store, transport=transport) as client:
         client.report(client.choose("ada"), 1)
@@ -105,7 +105,7 @@ async def test_a_report_is_durable_before_it_leaves(tmp_path: Path) -> None:
 
 
 async def test_what_was_acknowledged_is_not_sent_again() -> None:
-    """Of many reports to several batches the first thousands arrive, then Kafka is away."""
+    """Of many reports to several batches the first thousands arrive, then Kafka is unreachable."""
     transport = FakeTransport(assignment(banners(order="interleaved")))
     transport.fails_after = 1
     async with Client(SETTINGS, NAME, store=MemoryStore(), transport=transport) as client:
@@ -201,10 +201,10 @@ async def test_logs_show_nothing_of_a_reward(caplog: pytest.LogCaptureFixture) -
     caplog.set_level(logging.DEBUG)
     transport = FakeTransport(assignment())
     async with Client(SETTINGS, NAME, store=MemoryStore(), transport=transport) as client:
-        transport.away = True
+        transport.unreachable = True
         client.report(client.choose("ada"), 0.765625)
         await asyncio.sleep(0.05)
-        transport.away = False
+        transport.unreachable = False
         await client.drain()
 
     assert transport.sent

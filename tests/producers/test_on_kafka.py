@@ -36,14 +36,17 @@ async def settings(broker: LocalBroker) -> Settings:
     return Settings(kafka=made)
 
 
-def place(name: str) -> int:
+def partition_of(name: str) -> int:
     return kafka.partition_of(name, PARTITIONS)
 
 
 async def publish(settings: Settings, topic: str, name: str, value: bytes) -> None:
     async with kafka.producer(settings.kafka) as producer:
         await producer.send_and_wait(
-            kafka.topic(settings.kafka, topic), value, key=name.encode(), partition=place(name)
+            kafka.topic(settings.kafka, topic),
+            value,
+            key=name.encode(),
+            partition=partition_of(name),
         )
 
 
@@ -72,7 +75,7 @@ async def test_reports_arrive_on_the_experiments_partition(
     store.close()
     found = await reports(settings)
 
-    assert {record.partition for record in found} == {place("banners")}
+    assert {record.partition for record in found} == {partition_of("banners")}
     assert {record.key for record in found} == {b"banners"}
     assert {len(record.value) for record in found} == {REPORT_BYTES}
     ids = [decode_report(record.value)[:2] for record in found]
@@ -111,7 +114,9 @@ async def test_an_aborted_assignment_is_not_followed(settings: Settings) -> None
             await writer.begin_transaction()
             later = assignment(experiment, agent.fold(agent.begin(), 1, 3.0))
             topic = kafka.topic(settings.kafka, "assignments")
-            await writer.send_and_wait(topic, later, key=b"banners", partition=place("banners"))
+            await writer.send_and_wait(
+                topic, later, key=b"banners", partition=partition_of("banners")
+            )
             await writer.abort_transaction()
         assert not await client.changed(0.5)
         assert client.choose("ada").batch_id.startswith("1.")
@@ -125,7 +130,7 @@ async def agent_of(settings: Settings, experiment: Experiment) -> None:
     topic = kafka.topic(settings.kafka, "reports")
     await publish(settings, "experiments", name, Definition(experiment).encode())
     async with kafka.consumer(settings.kafka, committed=False) as consumer:
-        partition = TopicPartition(topic, place(name))
+        partition = TopicPartition(topic, partition_of(name))
         consumer.assign([partition])
         while state.status is Status.RUNNING:
             record = Assignment(experiment, state)

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from producers.commands.users import users
-from producers.simulated_users import Drift, Outcome, run_users
+from producers.simulated_users import Drift, UsersOutcome, run_users
 from producers.transport import Acknowledged
 from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
@@ -65,7 +65,7 @@ class Pipeline(FakeTransport):
                     self.values.put_nowait(self._publish())
 
 
-async def run(pipeline: Pipeline, **options: object) -> Outcome:
+async def run(pipeline: Pipeline, **options: object) -> UsersOutcome:
     experiment = pipeline.agent.experiment
     return await run_users(
         SETTINGS,

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from stream_app.local.broker import LocalBroker
 from stream_app.settings import Settings
 from stream_app.shuffler.released import SAVED
 from tests.integration.service import (
-    Worker,
+    WorkerProcess,
     check,
     environment,
     experiment,
@@ -67,7 +66,7 @@ class Chaos:
     settings: Settings
     broker: LocalBroker
     chance: random.Random
-    running: list[Worker]
+    running: list[WorkerProcess]
     events: Counter[str] = field(default_factory=Counter)
     producers: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
 
@@ -85,9 +84,9 @@ class Chaos:
             case "stop worker":
                 await asyncio.to_thread(worker.stop)  # `revive` starts it again
             case "freeze worker":
-                worker.process.send_signal(signal.SIGSTOP)
+                worker.pause()
                 await asyncio.sleep(_FREEZE_S)
-                worker.process.send_signal(signal.SIGCONT)
+                worker.resume()
             case "kill broker":
                 await asyncio.to_thread(self.broker.kill)
                 await asyncio.sleep(self.chance.uniform(0, 3))

@@ -14,7 +14,6 @@ import re
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -133,8 +132,9 @@ async def fuzz(site: Site, inputs: int) -> dict[str, Any]:
     try:
         await damage_windows(site)
         site.start("shuffle", "shuffle")
-        await ready(site, "shuffle")
-        await ready(site, "agent")
+        # What is on a topic before a worker is ready is read, but not counted singly.
+        for worker in site.workers.values():
+            await asyncio.to_thread(worker.await_ready)
         before: dict[str, int] = {}
         while site.sent.total() < inputs and not living.done():
             await site.round(min(_ROUND, inputs - site.sent.total()))
@@ -148,17 +148,6 @@ async def fuzz(site: Site, inputs: int) -> dict[str, Any]:
     await site.poison("assignments", b"{}")
     await site.caught_up()
     return {"seconds": round(time.monotonic() - began), "before": before, "after": site.rss_mb()}
-
-
-async def ready(site: Site, name: str) -> None:
-    """Until a worker does its work: what is on a topic before is read, but not counted singly."""
-    url = f"http://127.0.0.1:{site.ports[name]}/readyz"
-    async with asyncio.timeout(60):
-        while True:
-            with contextlib.suppress(OSError):
-                await asyncio.to_thread(urllib.request.urlopen, url, timeout=20)
-                return
-            await asyncio.sleep(0.2)
 
 
 async def run(broker: LocalBroker, folder: Path, inputs: int, seed: int) -> dict[str, Any]:
@@ -193,7 +182,7 @@ async def run(broker: LocalBroker, folder: Path, inputs: int, seed: int) -> dict
 async def no_harm(site: Site, found: dict[str, Any]) -> None:
     """Nothing stopped, nothing grew, each refusal named once, and the experiments ended."""
     for name in ("shuffle", "agent"):
-        await ready(site, name)
+        await asyncio.to_thread(site.workers[name].await_ready)
         restarts = await site.samples_of(name, "shufflebandit_session_restarts_total")
         assert set(restarts.values()) == {0}
         grown = found["after"][name] - found["before"][name]

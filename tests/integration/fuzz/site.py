@@ -20,7 +20,7 @@ from stream_app.wire.report import encode_report
 from stream_app.wire.sum import decode_sum
 from tests.integration.fuzz.inputs import Inputs, unparsable
 from tests.integration.probes import rss_mb, series
-from tests.integration.service import Worker
+from tests.integration.service import WorkerProcess
 
 _TOPICS = {"reports": 90, "assignments": 5, "experiments": 5}
 
@@ -34,7 +34,7 @@ class Site:
     inputs: Inputs
     producer: AIOKafkaProducer
     reader: AIOKafkaConsumer
-    workers: dict[str, Worker] = field(default_factory=dict)
+    workers: dict[str, WorkerProcess] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
     sent: Counter[str] = field(default_factory=Counter)
     samples: dict[str, bytes] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Site:
         monitor = dataclasses.replace(self.settings.monitor, port=free_port())
         settings = dataclasses.replace(self.settings, metrics=metrics, monitor=monitor)
         self.ports[name] = port
-        self.workers[name] = Worker(settings, roles, self.folder / f"{name}.log")
+        self.workers[name] = WorkerProcess(settings, roles, self.folder / f"{name}.log")
 
     async def samples_of(self, worker: str, metric: str) -> dict[tuple[str, ...], int]:
         """A metric's series by their labels' values, from the worker's endpoint."""
@@ -67,7 +67,7 @@ class Site:
         )
 
     def rss_mb(self) -> dict[str, int]:
-        return {name: rss_mb(worker.process.pid) for name, worker in self.workers.items()}
+        return {name: rss_mb(worker.pid) for name, worker in self.workers.items()}
 
     async def learn(self) -> None:
         """Keep the newest good record of each topic."""

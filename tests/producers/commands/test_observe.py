@@ -1,4 +1,4 @@
-"""`make observe`: finds Grafana's files, shows a run, and ends when told."""
+"""`observe`: finds Grafana's files, shows a run, and ends when told."""
 
 import json
 import os
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy import observe
+from producers.commands.observe import grafana_home, observe
+from stream_app.errors import ConfigurationError
 from tests.deploy.observing import ROOT, program
 
 NEEDED = {"page", "metrics", "prometheus", "grafana", "kafka"}
@@ -26,7 +27,13 @@ def test_home_of_grafana(tmp_path: Path, home: str) -> None:
     (tmp_path / home / "conf" / "defaults.ini").touch()
     (tmp_path / "link").symlink_to(tmp_path / "bin" / "grafana")
 
-    assert tmp_path / home == observe.home(tmp_path / "link")
+    assert tmp_path / home == grafana_home(tmp_path / "link")
+
+
+def test_files_that_no_wheel_has(tmp_path: Path) -> None:
+    """Without the repository's folder it says in one line what is missing."""
+    with pytest.raises(ConfigurationError, match=r"^--deploy .*: has no prometheus[^\n]*$"):
+        observe.main(["--deploy", str(tmp_path)], standalone_mode=False)
 
 
 @pytest.mark.kafka
@@ -34,7 +41,7 @@ def test_home_of_grafana(tmp_path: Path, home: str) -> None:
 def test_runs_and_ends(tmp_path: Path) -> None:
     """Prometheus sees the worker; SIGTERM ends all, though a shell had SIGINT ignored."""
     program("prometheus")
-    command = [sys.executable, "-u", "deploy/observe.py", "--free-ports", "--interval", "1s"]
+    command = [sys.executable, "-m", "stream_app", "observe", "--free-ports", "--interval", "1s"]
     process = subprocess.Popen(
         command,
         cwd=ROOT,
