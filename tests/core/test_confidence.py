@@ -277,7 +277,7 @@ def test_many_rows_have_the_survivors_of_each(
 
 def test_remembered_nodes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan of many phases does not fill the memory; what is forgotten is computed again."""
-    monkeypatch.setattr(confidence_module, "_MOST", 10)
+    monkeypatch.setattr(confidence_module, "_MAX_NODES", 10)
     found = confidence(experiment(horizon=10**5, batch_size=50, schedule="fixed"))
     leader = np.linspace(20, 30, 5)
     first = found._bracket(1, leader)

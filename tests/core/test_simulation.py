@@ -13,8 +13,8 @@ from stream_app.core.phased_agent import PhasedAgent
 from stream_app.core.schedules import mechanism_noise
 from stream_app.core.simulation import (
     BLOCK,
-    Block,
     Job,
+    RunBlock,
     _Runs,
     agent_runs,
     blocks,
@@ -33,7 +33,7 @@ def job(preset: str = "optimal", horizon: int = 20_000, **changes: object) -> Jo
     return Job(preset, experiment(preset, horizon, means=MEANS, **changes), private_runs)
 
 
-def same(first: Block, second: Block) -> bool:
+def same(first: RunBlock, second: RunBlock) -> bool:
     return all(
         np.array_equal(getattr(first, name), getattr(second, name), equal_nan=True)
         for name in ("regret", "decided_at", "best_kept", "curve")
