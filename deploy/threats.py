@@ -17,11 +17,15 @@ from stream_app.kafka import acls
 from stream_app.settings import Settings
 
 Table = Callable[[], str]
+# The README's batch.
 EPSILON = Decimal("0.5")
 DELTA = Decimal("0.000001")
 USERS = 1000
+# From all honest, by the default fraction of 0.9, to the attacker's dream.
 HONEST = (1000, 950, 900, 800, 500, 200, 1)
+# From the first batches of small experiments to the last ones of large experiments.
 SIZES = (32, 100, 1000, 10_000, 1_000_000)
+# Share of a batch that is false: small enough to go unseen.
 FORGED = 0.01
 # Beyond this eps is no protection worth a number.
 _LARGEST = 20.0

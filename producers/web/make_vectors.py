@@ -33,7 +33,7 @@ from stream_app.errors import ConfigurationError, InvalidInput
 from stream_app.wire.report import encode_report
 
 FILE = Path(__file__).with_name("vectors.json")
-# epsilon, delta, batch size, honest fraction
+# epsilon, delta, batch size, honest fraction: every regime of every mechanism, and its edges
 _PROMISES = (
     ("1", "0.000001", 2, "1"),
     ("0.5", "0.000001", 1000, "0.9"),
@@ -43,6 +43,7 @@ _PROMISES = (
     ("0.75", "0.0000001", 1_000_000_000, "0.999"),
     ("0.01", "0.00001", 5000, "0.9"),
 )
+# Names that languages escape, encode or normalise in different ways.
 _ARMS = ("spring", "été", 'a "quoted" \\ arm', "春\t\u2028🌸")
 
 

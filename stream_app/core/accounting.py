@@ -16,7 +16,7 @@ import numpy as np
 
 from stream_app.core.noise import Floats
 
-# One draw of a sampler; a finer q would change no promise that can be told apart (MATH 2).
+# A biased bit is decided by one draw of 64 bits, so q is stated as such a fraction (MATH 2).
 PROBABILITY_BITS = 64
 ONE = 1 << PROBABILITY_BITS
 HALF = ONE >> 1

@@ -1,8 +1,8 @@
 """Bandits to compare with: the other rows of the paper's Table 1, and rows without privacy.
 
 Each is a function like `simulation.private_runs`: an experiment, a number of runs and a generator
-give a `Block`, so that every privacy model stands in one table. Nothing here serves users, and the
-noise is numpy's. From the experiment they take arms, means, users, horizon, epsilon and delta.
+give a `RunBlock`, so that every privacy model stands in one table. Nothing here serves users, and
+the noise is numpy's. From the experiment they take arms, means, users, horizon, epsilon and delta.
 
 - `non-private-elimination`: the service's agent without noise: `pairwise` (MATH 4) on geometric
   batches from 16, with the experiment's guarantee.
@@ -40,9 +40,9 @@ from scipy.special import zeta
 from stream_app.core.confidence import Bools, Ints
 from stream_app.core.experiment import Comparison, Experiment, Guarantee, ScheduleName
 from stream_app.core.noise import Floats, Noise, NoNoise
-from stream_app.core.simulation import Block, agent_runs, grid, means_of, users_of
+from stream_app.core.simulation import RunBlock, agent_runs, grid, means_of, users_of
 
-Baseline = Callable[[Experiment, int, np.random.Generator], Block]
+Baseline = Callable[[Experiment, int, np.random.Generator], RunBlock]
 
 
 def no_noise(_size: int) -> tuple[Noise, float, float]:
@@ -50,19 +50,21 @@ def no_noise(_size: int) -> tuple[Noise, float, float]:
     return NoNoise(), 0.0, 0.0
 
 
-def non_private_elimination(experiment: Experiment, runs: int, rng: np.random.Generator) -> Block:
+def non_private_elimination(
+    experiment: Experiment, runs: int, rng: np.random.Generator
+) -> RunBlock:
     """Arm elimination on the rewards themselves."""
     bare = _with_test(experiment, Comparison.PAIRWISE, experiment.agent.guarantee)
     return agent_runs(bare, no_noise, means_of(experiment), runs, rng)
 
 
-def non_private_kl_ucb(experiment: Experiment, runs: int, rng: np.random.Generator) -> Block:
+def non_private_kl_ucb(experiment: Experiment, runs: int, rng: np.random.Generator) -> RunBlock:
     """kl-ucb on the rewards themselves."""
     bare = _with_test(experiment, Comparison.KL_UCB, Guarantee.EXPECTED)
     return agent_runs(bare, no_noise, means_of(experiment), runs, rng)
 
 
-def local(experiment: Experiment, runs: int, rng: np.random.Generator) -> Block:
+def local(experiment: Experiment, runs: int, rng: np.random.Generator) -> RunBlock:
     """kl-ucb on bits that each user flips with probability f = 1/(1 + e^eps) (Ren et al. 2020)."""
     flip = 1 / (1 + math.exp(float(experiment.privacy.epsilon)))
     bare = _with_test(experiment, Comparison.KL_UCB, Guarantee.EXPECTED)
@@ -103,7 +105,7 @@ def dp_se_epoch(viable: Ints, epoch: int, epsilon: float, beta: float) -> Epoch:
     return Epoch(pulls, 1 / (epsilon * pulls), 2 * h + 2 * c)
 
 
-def central_dp_se(experiment: Experiment, runs: int, rng: np.random.Generator) -> Block:
+def central_dp_se(experiment: Experiment, runs: int, rng: np.random.Generator) -> RunBlock:
     """DP-SE (Sajed and Sheffet 2019; MATH 7), with beta = 1/T."""
     epsilon = float(experiment.privacy.epsilon)
     beta = 1 / experiment.horizon
@@ -130,7 +132,7 @@ def central_dp_se(experiment: Experiment, runs: int, rng: np.random.Generator) -
     decided = viable.sum(1) == 1
     left = np.maximum(0, points - users[:, None]) * gaps[viable.argmax(1)][:, None]
     curves += np.where(decided[:, None], left, 0)
-    return Block(
+    return RunBlock(
         regret=curves[:, -1],
         decided_at=np.where(decided, users, np.nan),
         best_kept=viable[:, int(gaps.argmin())],
@@ -194,7 +196,7 @@ def release_interval(epsilon: float, delta: float, rate: float) -> int:
 
 def central_dp_ucb_int(
     experiment: Experiment, runs: int, rng: np.random.Generator, rate: float = 1.1
-) -> Block:
+) -> RunBlock:
     """DP-UCB-INT (Tossou and Dimitrakakis 2016; MATH 7), 1 < v = rate <= 1.5; costs T/f steps.
 
     The bound on the noise is b ln t: P(|Lap(b)| > b ln t) = 1/t.
@@ -224,7 +226,7 @@ def central_dp_ucb_int(
         rewards[every, arm] += rng.binomial(interval, means[arm])
         n = pulls[every, arm]
         released[every, arm] = rewards[every, arm] / n + rng.laplace(0, n ** (rate / 2 - 1))
-    return Block(
+    return RunBlock(
         regret=curves[:, -1],
         decided_at=np.full(runs, np.nan),
         best_kept=np.ones(runs, dtype=np.bool_),
@@ -232,6 +234,7 @@ def central_dp_ucb_int(
     )
 
 
+# By the names that `simulate --baseline` takes.
 BASELINES: dict[str, Baseline] = {
     "non-private-elimination": non_private_elimination,
     "non-private-kl-ucb": non_private_kl_ucb,

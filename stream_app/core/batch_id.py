@@ -2,7 +2,7 @@
 
 The digest is the SHA-256 of the terms' canonical form, base64url without padding: an id names its
 terms, so that nobody can keep the one and change the others (producers/PROTOCOL.md, "Terms"). The
-sequence number counts the batches of an experiment, and can be read without the terms.
+sequence number counts the batches of an experiment, and is readable without the terms.
 """
 
 import base64
@@ -10,7 +10,7 @@ import hashlib
 import re
 from typing import NamedTuple
 
-# A report has room for so many, at a fixed length: an agent would open 1e15 batches before.
+# A report, of fixed length, has room for so many; a horizon of 1e12 users cannot have more batches.
 SEQUENCE_DIGITS = 15
 # 256 bits in base64, six a character, without the padding that says nothing.
 DIGEST_CHARACTERS = 43

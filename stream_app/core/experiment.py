@@ -14,8 +14,11 @@ from stream_app.core.mechanisms import Mechanism, MechanismName, calibrate
 from stream_app.core.promise import MAX_BATCH_SIZE, Calibration, Promise
 from stream_app.errors import ConfigurationError
 
+# An assignment lists every arm, and perhaps a batch for each: it must fit into a record (RULES 20).
 MAX_ARMS = 1000
+# More users than there are people, and far below 2**53, up to which floats count exactly.
 MAX_HORIZON = 10**12
+# A Kafka key, a metric's label and part of a URL: nothing that one of them would have to quote.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
@@ -185,10 +188,12 @@ class Experiment:
         return math.floor(self.attribution_s * 1000)
 
 
+# The paper's noise, radius and guarantee; its two algorithms differ by their schedule.
 _PAPER = {
     "privacy": {"mechanism": "binomial", "calibration": "paper"},
     "agent": {"test": "paper", "guarantee": "high-probability"},
 }
+# The least noise and growing batches (MATH 6 compares the regrets).
 _SHARP = {
     "privacy": {"mechanism": "discrete-laplace", "calibration": "exact"},
     "agent": {"schedule": "geometric", "guarantee": "expected"},
@@ -204,4 +209,5 @@ PRESETS: dict[str, dict[str, dict[str, str]]] = {
     # No elimination: the next batch goes to the arm with the largest upper bound.
     "kl-ucb": {**_SHARP, "agent": {**_SHARP["agent"], "test": "kl-ucb"}},
 }
+# The least regret among those that eliminate arms, so that an experiment ends with an answer.
 DEFAULT_PRESET = "optimal"

@@ -1,4 +1,7 @@
-"""Sets of report ids, 16 bytes each, in a third of the memory that a Python set of them takes."""
+"""Sets of report ids, 16 bytes each, in a third of the memory that a Python set of them takes.
+
+The simple twin is that Python set; a test compares the two, id by id.
+"""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -6,7 +9,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_SMALL = 4_096  # a Python set, up to here
+# A Python set, up to here: at most half a megabyte (a test holds it), and nothing to sort.
+_SMALL = 4_096
 
 _Words = NDArray[np.uint64]
 _NONE: _Words = np.empty(0, np.uint64)
@@ -33,20 +37,20 @@ class Ids:
     __hash__ = None  # type: ignore[assignment]
 
     def add_all(self, ids: Sequence[bytes]) -> list[int]:
-        """Add ids; the places of those that were there already, or earlier in the list."""
+        """Add ids; the indices of those that were there already, or earlier in the list."""
         recent = self._recent
-        known = self._settled(ids) if self._high is not _NONE else ()
+        known = self._indices_in_arrays(ids) if self._high is not _NONE else ()
         again: list[int] = []
         if not known and recent.isdisjoint(ids):
             before = len(recent)
             recent.update(ids)
             if len(recent) - before < len(ids):
-                first = {one: place for place, one in reversed([*enumerate(ids)])}
-                again = [place for place, one in enumerate(ids) if first[one] != place]
+                first = {one: index for index, one in reversed([*enumerate(ids)])}
+                again = [index for index, one in enumerate(ids) if first[one] != index]
         else:
-            for place, one in enumerate(ids):
-                if place in known or one in recent:
-                    again.append(place)
+            for index, one in enumerate(ids):
+                if index in known or one in recent:
+                    again.append(index)
                 else:
                     recent.add(one)
         if len(recent) > _SMALL and len(recent) > len(self._high) // 4:
@@ -54,26 +58,27 @@ class Ids:
             self._recent = set()
         return again
 
-    def _settled(self, ids: Sequence[bytes]) -> set[int]:
-        """The places of the ids that are in the arrays."""
+    def _indices_in_arrays(self, ids: Sequence[bytes]) -> set[int]:
+        """The indices of the ids that are in the arrays."""
         high, low = _halves(ids)
-        if not self._alike(np.sort(high))[1].any():  # as a rule; in order they are found sooner
+        # As a rule there is none, and in order that is found sooner.
+        if not self._first_halves(np.sort(high))[1].any():
             return set()
-        places, alike = self._alike(high)
-        found = alike & (self._low[places] == low)
-        return {i for i in np.flatnonzero(alike).tolist() if found[i] or self._tied(ids[i])}
+        rows, matches = self._first_halves(high)
+        found = matches & (self._low[rows] == low)
+        return {i for i in np.flatnonzero(matches).tolist() if found[i] or self._holds(ids[i])}
 
-    def _alike(self, high: _Words) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """Where first halves are in the arrays, or would be, and which of them are."""
-        places = np.minimum(np.searchsorted(self._high, high), len(self._high) - 1)
-        return places, self._high[places] == high
+    def _first_halves(self, high: _Words) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """The rows where first halves are in the arrays, or would be, and which of them are."""
+        rows = np.minimum(np.searchsorted(self._high, high), len(self._high) - 1)
+        return rows, self._high[rows] == high
 
-    def _tied(self, one: bytes) -> bool:
+    def _holds(self, one: bytes) -> bool:
         """Whether an id is in the arrays, where others share its first half: hardly ever asked."""
         [high], [low] = _halves([one])
         start, stop = (int(np.searchsorted(self._high, high, side)) for side in ("left", "right"))
-        place = start + int(np.searchsorted(self._low[start:stop], low))
-        return place < stop and bool(self._low[place] == low)
+        row = start + int(np.searchsorted(self._low[start:stop], low))
+        return row < stop and bool(self._low[row] == low)
 
     def _all(self) -> tuple[_Words, _Words]:
         """All ids, in order: the newest are sorted, then merged, which is fast."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import count, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,11 @@ from stream_app.core.experiment import Comparison, Experiment, ScheduleName
 from stream_app.core.noise import Floats, Noise, stack
 from stream_app.core.promise import MAX_BATCH_SIZE
 
-# An arm gets no more batches than this, whatever the horizon.
+# An arm gets no more batches than this, whatever the horizon: a plan has a row for each.
 MAX_BATCHES = 1_000_000
+# The batch whose sigma^2 is the fixed schedule's default size: it hardly depends on it (MATH 5).
+_SIGMA_AT = 1_000_000
+# Noise, variance and the paper's sigma^2 of a batch, by its size.
 Noises = Callable[[int], tuple[Noise, float, float]]
 
 
@@ -56,36 +60,29 @@ class Plan:
 
 
 def sizes(experiment: Experiment, horizon: int, variance: float) -> Iterator[int]:
-    """The sizes of one arm's batches, without end."""
+    """The sizes of one arm's batches, without end (MATH 5)."""
     settings = experiment.agent
     if settings.schedule is ScheduleName.FIXED:
-        size = settings.batch_size or max(1, math.ceil(variance))
-        while True:
-            yield size
+        return repeat(settings.batch_size or max(1, math.ceil(variance)))
     if settings.schedule is ScheduleName.DOUBLING:
-        size = settings.batch_size or 2
-        while True:
-            yield size
-            size *= 2
-    first = settings.batch_size or max(
-        2,
-        min(
-            math.ceil(32 / float(experiment.privacy.epsilon)), horizon // (8 * len(experiment.arms))
-        ),
-    )
+        first = settings.batch_size or 2
+        return (first << doublings for doublings in count())
+    fitting = horizon // (8 * len(experiment.arms))
+    wanted = math.ceil(32 / float(experiment.privacy.epsilon))
+    first = settings.batch_size or max(2, min(wanted, fitting))
     growth = Fraction(settings.growth)
-    exact = Fraction(first)
-    total = 0
+    if settings.test is Comparison.KL_UCB:
+        return _growing_with_users(first, growth)
+    return (math.ceil(first * growth**batch) for batch in count())
+
+
+def _growing_with_users(first: int, growth: Fraction) -> Iterator[int]:
+    """`kl-ucb`: each later batch max(m_1, ceil((growth - 1) N)), N users so far (MATH 4)."""
+    users = 0
     while True:
-        if (
-            settings.test is Comparison.KL_UCB
-        ):  # MATH 4: each later batch max(m_1, ceil((growth-1) N))
-            size = max(first, math.ceil((growth - 1) * total))
-        else:
-            size = math.ceil(exact)
-            exact *= growth
+        size = max(first, math.ceil((growth - 1) * users))
         yield size
-        total += size
+        users += size
 
 
 @lru_cache(maxsize=256)
@@ -103,7 +100,7 @@ def plan(experiment: Experiment, horizon: int, noises: Noises) -> Plan:
     """The batches that can happen within the horizon: of one arm, or of two that compete."""
     share = horizon if experiment.agent.test is Comparison.KL_UCB else horizon // 2
     fixed = experiment.agent.schedule is ScheduleName.FIXED and experiment.agent.batch_size is None
-    default_size = noises(1_000_000)[2] if fixed else 0.0
+    default_size = noises(_SIGMA_AT)[2] if fixed else 0.0
     fitting: list[int] = []
     total = 0
     for wanted in sizes(experiment, horizon, default_size):

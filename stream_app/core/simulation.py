@@ -1,6 +1,7 @@
 """Whole experiments without Kafka: many runs at once, by the rules of the service's agent.
 
-A batch's sum is one binomial draw (the rewards) and one draw of the noise, so a run costs by its
+Fast code with a simple twin: one run, folded sum by sum by the agent (a test compares). A batch's
+sum is one binomial draw (the rewards) and one draw of the noise, so a run costs by its
 batches, not by its users; and all runs go through a phase together, in arrays. The noise here is
 numpy's and seeded: a simulation has no user to protect. It draws the unclipped noise; clipping
 changes a sum with probability below delta.
@@ -23,11 +24,12 @@ from stream_app.core.phased_agent import Arms, PhasedAgent
 from stream_app.core.schedules import Noises, mechanism_noise
 
 # Runs that share one generator: the result does not depend on how many processes share the work.
+# Another number would be as good, but would change every seeded figure.
 BLOCK = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RunBlock:
     """What some runs gave; `curve` is their summed regret at the users of `grid`."""
 
     regret: Floats
@@ -57,9 +59,9 @@ class Job:
 
     name: str
     experiment: Experiment
-    simulate: Callable[[Experiment, int, np.random.Generator], Block]
+    simulate: Callable[[Experiment, int, np.random.Generator], RunBlock]
 
-    def block(self, seed: int, index: int, runs: int) -> Block:
+    def block(self, seed: int, index: int, runs: int) -> RunBlock:
         """The index-th block of runs; the same for the same seed on every machine."""
         sequence = np.random.SeedSequence(seed, spawn_key=(index,))
         return self.simulate(self.experiment, runs, np.random.default_rng(sequence))
@@ -88,7 +90,7 @@ def means_of(experiment: Experiment) -> Floats:
     return np.array(experiment.simulation.means)
 
 
-def summarise(job: Job, results: Sequence[Block]) -> Result:
+def summarise(job: Job, results: Sequence[RunBlock]) -> Result:
     """All blocks of one algorithm together."""
     regret = np.concatenate([b.regret for b in results])
     decided = np.concatenate([b.decided_at for b in results])
@@ -108,7 +110,7 @@ def summarise(job: Job, results: Sequence[Block]) -> Result:
     )
 
 
-def private_runs(experiment: Experiment, runs: int, rng: np.random.Generator) -> Block:
+def private_runs(experiment: Experiment, runs: int, rng: np.random.Generator) -> RunBlock:
     """The experiment as it stands, with its own noise."""
     return agent_runs(experiment, mechanism_noise(experiment), means_of(experiment), runs, rng)
 
@@ -119,7 +121,7 @@ def agent_runs(
     reward_means: Floats,
     runs: int,
     rng: np.random.Generator,
-) -> Block:
+) -> RunBlock:
     """Runs of the experiment's agent; `reward_means` are the means of what reports carry."""
     books = _Runs(_agent(experiment, noises), noises, reward_means, runs, rng)
     epoch = 0
@@ -147,7 +149,8 @@ class _Runs:
         self._rng = rng
         means = means_of(agent.experiment)
         self._last = users_of(agent.experiment)
-        self._gaps, self._points = means.max() - means, grid(self._last)
+        self._gaps = means.max() - means
+        self._points = grid(self._last)
         self._users = np.zeros(runs, np.int64)
         self._viable = np.ones((runs, len(means)), np.bool_)
         self._serve = np.zeros(runs, np.int64)
@@ -200,12 +203,12 @@ class _Runs:
         self._users[active] += size * np.sum(chosen, axis=1)
         return _draw_sums(sizes, self._reward_means[arm], self._noises, self._rng)
 
-    def block(self) -> Block:
+    def block(self) -> RunBlock:
         """Serve every user that is left, and measure."""
         left = np.maximum(0, self._points - self._users[:, None])
         curves = self._curves + left * self._gaps[self._serve][:, None]
         decided = np.sum(self._viable, axis=1) == 1
-        return Block(
+        return RunBlock(
             regret=curves[:, -1],
             decided_at=np.where(decided, self._users, np.nan),
             best_kept=np.any(self._viable[:, self._gaps == 0], axis=1),
@@ -217,11 +220,12 @@ def _draw_sums(sizes: Ints, means: Floats, noises: Noises, rng: np.random.Genera
     """Each batch's debiased sum: rewards plus centred noise."""
     sums = rng.binomial(sizes, means).astype(np.float64)
     for size in np.unique(sizes):
-        alike = sizes == size
-        sums[alike] += noises(int(size))[0].draw(int(alike.sum()), rng)
+        same = sizes == size
+        sums[same] += noises(int(size))[0].draw(int(same.sum()), rng)
     return sums
 
 
 @lru_cache(maxsize=32)
 def _agent(experiment: Experiment, noises: Noises) -> PhasedAgent:
+    """Remembered, with its thresholds: all blocks of a job have the same."""
     return PhasedAgent(experiment, noises)

@@ -20,9 +20,13 @@ from stream_app.core.mechanisms import Mechanism, MechanismName, rebuild
 from stream_app.core.promise import Calibration, Promise, plain
 from stream_app.errors import ConfigurationError, InvalidInput
 
+# Part of what is hashed: other terms would be another version, and other ids.
 VERSION = 1
+# Up to here JSON's numbers are exact in every language.
 MAX_INTEGER = 2**53 - 1
+# One spelling for each number: no sign, exponent or trailing zero; enough digits for MIN_DELTA.
 _DECIMAL = re.compile(r"(0|[1-9][0-9]{0,30})(\.[0-9]{0,60}[1-9])?")
+# Exactly these: a key that somebody does not know could weaken the promise.
 _KEYS = frozenset(
     {
         "arm",
@@ -115,23 +119,14 @@ def parse(raw: object) -> Terms:
         raise InvalidInput(f"terms must have exactly the keys {', '.join(sorted(_KEYS))}")
     try:
         name = MechanismName(raw["mechanism"])
-        calibration = Calibration(raw["calibration"])
-        stated = raw["parameters"]
-        wanted = name.family.parameter_names
-        if not isinstance(stated, dict) or set(stated) != wanted:
-            raise InvalidInput(f"parameters of {name} must be {sorted(wanted)}")
-        wide = name.family.wide_parameters
         mechanism = _mechanism(
             name,
-            calibration,
+            Calibration(raw["calibration"]),
             _decimal(raw, "epsilon"),
             _decimal(raw, "delta"),
             _integer(raw, "batch_size"),
             _decimal(raw, "honest_fraction"),
-            tuple(
-                (key, int(_decimal(stated, key)) if key in wide else _integer(stated, key))
-                for key in stated
-            ),
+            _parameters(name, raw["parameters"]),
         )
     except (ConfigurationError, ValueError) as error:
         raise InvalidInput(f"terms: {error}") from None
@@ -145,6 +140,17 @@ def parse(raw: object) -> Terms:
     if terms.as_json() != raw:
         raise InvalidInput("terms are not in canonical form")
     return terms
+
+
+def _parameters(name: MechanismName, stated: object) -> tuple[tuple[str, int], ...]:
+    wanted = name.family.parameter_names
+    if not isinstance(stated, dict) or set(stated) != wanted:
+        raise InvalidInput(f"parameters of {name} must be {sorted(wanted)}")
+    wide = name.family.wide_parameters
+    return tuple(
+        (key, int(_decimal(stated, key)) if key in wide else _integer(stated, key))
+        for key in stated
+    )
 
 
 @lru_cache(maxsize=1024)

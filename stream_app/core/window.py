@@ -1,9 +1,15 @@
 """Open windows: reports in, and a release when a window has exactly its scheduled size.
 
-Pure and synchronous: which batches are open is told by `open` and `close`; each report is
-`accept`ed or refused with a reason. A window holds the ids it has counted, the total of ones, and
-where its first and last report stand in the log; of the rewards nothing else, and nothing leaves
-before the window is full (README, "How it works").
+Pure and synchronous. What an edit must not break:
+1. A window is released at exactly its size, never before: fewer users would have less noise than
+   was certified (MATH 1). Nothing that depends on rewards leaves it before.
+2. An id counts once: in what the window holds, and again after a restart, when the log is read from
+   before the checkpoint (RULES 9, 34). So `reached` refuses what a checkpoint has, by offset.
+3. Reports come in the order of the log, and are counted in it: a second run over the same log
+   releases the same sum, the same digest and the same first and last position.
+4. A checkpoint is what came since the last one. It is written with the position up to which
+   everything was counted; the unsaved part moves to the saved one in the same step.
+Of the rewards a window holds the total of ones and nothing else (README, "How it works").
 """
 
 from collections import Counter
@@ -15,7 +21,8 @@ from typing import TypeVar
 from stream_app.core.ids import Ids
 from stream_app.core.terms import MAX_INTEGER, Terms
 
-MAX_DELTA_IDS = 32_768  # 512 KB
+# Ids in one piece of a checkpoint: 512 KB, in base64 still below Kafka's record size of 1 MB.
+MAX_DELTA_IDS = 32_768
 _T = TypeVar("_T")
 
 
@@ -33,7 +40,7 @@ class Refusal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogPosition:
     """Where a report stands in the log."""
 
     offset: int
@@ -48,8 +55,8 @@ class Release:
     terms: Terms
     total: int
     digest: str  # SHA-256 of the sorted report ids
-    first: Place
-    last: Place
+    first: LogPosition
+    last: LogPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class Delta:
     number: int
     ids: bytes  # 16 bytes each
     total: int
-    first: Place
+    first: LogPosition
     reached: int  # reports below this offset are in this or an earlier delta, or were refused
 
 
@@ -74,12 +81,12 @@ class Window:
     size: int
     max_ones: int
     ids: Ids = field(default_factory=Ids)
-    fresh: bytearray = field(default_factory=bytearray)  # ids since the last checkpoint
+    unsaved_ids: bytearray = field(default_factory=bytearray)  # since the last checkpoint
     total: int = 0
     unsaved_total: int = 0
-    first: Place | None = None
-    last: Place | None = None
-    unsaved_first: Place | None = None
+    first: LogPosition | None = None
+    last: LogPosition | None = None
+    unsaved_first: LogPosition | None = None
     reached: int = 0
     deltas: int = 0
     room: int = field(init=False)  # how many reports are missing
@@ -89,7 +96,7 @@ class Window:
 
     def accept(self, report_id: bytes, ones: int, offset: int, time_ms: int) -> Refusal | None:
         """Count a report, or say why not. The caller asks `full` next."""
-        where = place(offset, time_ms)
+        where = log_position(offset, time_ms)
         return next(iter(self.accept_all([report_id], [ones], [0], lambda _: where)), None)
 
     def accept_all(
@@ -97,11 +104,11 @@ class Window:
         ids: Sequence[bytes],
         ones: Sequence[int],
         indices: Sequence[int],
-        where: Callable[[int], Place],
+        where: Callable[[int], LogPosition],
     ) -> Mapping[Refusal, int]:
         """Count reports in the order of the log, at most as many as there is room for.
 
-        `where` tells the place of each by its index. Returns how many were refused, by reason.
+        `where` tells by its index where each stands. Returns how many were refused, by reason.
         """
         refused: dict[int, Refusal] = {}
         if (
@@ -109,20 +116,20 @@ class Window:
             or max(ones) > self.max_ones
             or (self.reached and where(indices[0]).offset < self.reached)
         ):
-            refused = self._misfits(ones, indices, where)
+            refused = self._refusals_before_ids(ones, indices, where)
             left = [i for i, index in enumerate(indices) if index not in refused]
-            ids = _some(ids, left)
-            ones = _some(ones, left)
-            indices = _some(indices, left)
+            ids = _entries(ids, left)
+            ones = _entries(ones, left)
+            indices = _entries(indices, left)
         if known := self.ids.add_all(ids):
             refused |= {indices[i]: Refusal.DUPLICATE for i in known}
             left = sorted(set(range(len(ids))).difference(known))
-            ids = _some(ids, left)
-            ones = _some(ones, left)
-            indices = _some(indices, left)
+            ids = _entries(ids, left)
+            ones = _entries(ones, left)
+            indices = _entries(indices, left)
         if ids:
             self.room -= len(ids)
-            self.fresh += b"".join(ids)
+            self.unsaved_ids += b"".join(ids)
             self.unsaved_total += sum(ones)
             if self.unsaved_first is None:
                 self.unsaved_first = where(indices[0])
@@ -131,8 +138,8 @@ class Window:
                 self.last = where(indices[-1])
         return Counter(refused.values()) if refused else {}
 
-    def _misfits(
-        self, ones: Sequence[int], indices: Sequence[int], where: Callable[[int], Place]
+    def _refusals_before_ids(
+        self, ones: Sequence[int], indices: Sequence[int], where: Callable[[int], LogPosition]
     ) -> dict[int, Refusal]:
         """The reports that no window counts, or that this one has seen."""
         seen = [i for i in indices if where(i).offset < self.reached]
@@ -168,19 +175,19 @@ class Window:
             Delta(
                 self.batch_id,
                 self.deltas + i,
-                bytes(self.fresh[start : start + 16 * MAX_DELTA_IDS]),
+                bytes(self.unsaved_ids[start : start + 16 * MAX_DELTA_IDS]),
                 self.unsaved_total if start == 0 else 0,
                 self.unsaved_first,
                 position,
             )
-            for i, start in enumerate(range(0, len(self.fresh), 16 * MAX_DELTA_IDS))
+            for i, start in enumerate(range(0, len(self.unsaved_ids), 16 * MAX_DELTA_IDS))
         ]
         self.deltas += len(deltas)
         self.total += self.unsaved_total
         self.unsaved_total = 0
         self.unsaved_first = None
         self.reached = position
-        self.fresh.clear()
+        self.unsaved_ids.clear()
         return deltas
 
     def restore(self, delta: Delta) -> None:
@@ -193,13 +200,13 @@ class Window:
         self.deltas = delta.number + 1
 
 
-def _some(column: Sequence[_T], places: Sequence[int]) -> list[_T]:
-    return [column[i] for i in places]
+def _entries(column: Sequence[_T], indices: Sequence[int]) -> list[_T]:
+    return [column[i] for i in indices]
 
 
-def place(offset: int, time_ms: int) -> Place:
-    """A report's place. Its time may be its sender's word: kept within JSON's whole numbers."""
-    return Place(offset, min(max(time_ms, 0), MAX_INTEGER))
+def log_position(offset: int, time_ms: int) -> LogPosition:
+    """Where a report stands. Its time may be its sender's word: kept within JSON's numbers."""
+    return LogPosition(offset, min(max(time_ms, 0), MAX_INTEGER))
 
 
 def open_window(batch_id: str, terms: Terms) -> Window:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from stream_app.core.batch_id import stated_sequence
-from stream_app.core.window import Place, Refusal, Window, place
+from stream_app.core.window import LogPosition, Refusal, Window, log_position
 from stream_app.shuffler.open_batches import OpenBatches
 from stream_app.wire.report import MAX_REPORT_BYTES, decode_report
 from stream_app.wire.report_columns import Chunk, Group, Sorted
@@ -63,13 +63,13 @@ class Counting:
         for _, why, count in homeless:
             self.refused[why] += count
         full = self._fill_all(chunk, reports)
-        return Counted(full, chunk.place(-1)[0] + 1, None)
+        return Counted(full, chunk.position(-1)[0] + 1, None)
 
     def _fill_all(self, chunk: Chunk, reports: Sorted) -> list[Window]:
         """Count what has a window; the windows that are full now."""
 
-        def where(index: int) -> Place:
-            return place(*chunk.place(index))
+        def where(index: int) -> LogPosition:
+            return log_position(*chunk.position(index))
 
         full: list[Window] = []
         for group in reports.groups:
@@ -79,12 +79,12 @@ class Counting:
                 if window.full:
                     full.append(window)
             elif group.batch is None:
-                for index in reports.places[group.first : group.last]:
+                for index in reports.indices[group.first : group.last]:
                     self.refused[self._why_homeless(chunk, index)] += 1
         return sorted(full, key=_completed)
 
     def _fill(
-        self, window: Window, reports: Sorted, group: Group, where: Callable[[int], Place]
+        self, window: Window, reports: Sorted, group: Group, where: Callable[[int], LogPosition]
     ) -> None:
         """Count the reports of one batch in their order; those after the last one are late."""
         _, first, last = group
@@ -96,7 +96,10 @@ class Counting:
         while first < last and (room := window.room) > 0:
             stop = min(last, first + room)
             refused = window.accept_all(
-                reports.ids[first:stop], reports.ones[first:stop], reports.places[first:stop], where
+                reports.ids[first:stop],
+                reports.ones[first:stop],
+                reports.indices[first:stop],
+                where,
             )
             self.accepted += stop - first
             for why, count in refused.items():
@@ -113,7 +116,7 @@ class Counting:
         By key, since whoever may write reports can put another experiment's batch under any key.
         """
         keys = reports.keys[group.first : group.last]
-        indices = reports.places[group.first : group.last]
+        indices = reports.indices[group.first : group.last]
         first = dict(zip(reversed(keys), reversed(indices), strict=True))
         for key, count in Counter(keys).items():
             yield first[key], self._why_homeless(chunk, first[key]), count

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from stream_app.core.experiment import MAX_HORIZON, Experiment
+from stream_app.core.experiment import MAX_ARMS, MAX_HORIZON, Experiment
 from stream_app.core.state import ArmState, OpenBatch, State, Status
 from stream_app.core.terms import Terms, parse
 from stream_app.definitions import dump_experiment, parse_experiment
@@ -146,8 +146,8 @@ def decode_offer(value: bytes | None) -> Offer:
     if raw["state"] not in list(Status):
         raise InvalidInput(f"assignment: state must be one of {', '.join(Status)}")
     entries = raw["open"]
-    if not isinstance(entries, list) or len(entries) > 1000:
-        raise InvalidInput("assignment: open must be a list of at most 1000 batches")
+    if not isinstance(entries, list) or len(entries) > MAX_ARMS:
+        raise InvalidInput(f"assignment: open must be a list of at most {MAX_ARMS} batches")
     opened = []
     for entry in entries:
         if not isinstance(entry, dict) or not isinstance(entry.get("batch"), str):

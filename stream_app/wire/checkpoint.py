@@ -9,7 +9,7 @@ import orjson
 
 from stream_app.core.window import Delta
 from stream_app.errors import InvalidInput
-from stream_app.wire.envelope import VERSION, integer, json_object, parse_place
+from stream_app.wire.envelope import VERSION, integer, json_object, parse_position
 
 
 def delta_key(experiment: bytes, batch_id: str, number: int) -> bytes:
@@ -47,7 +47,7 @@ def decode_delta(value: bytes | None) -> Delta:
         integer(raw, "number"),
         ids,
         integer(raw, "total"),
-        parse_place(raw["first"]),
+        parse_position(raw["first"]),
         integer(raw, "reached"),
     )
 
@@ -55,7 +55,7 @@ def decode_delta(value: bytes | None) -> Delta:
 def encode_released(
     reached: int, through: Mapping[bytes, int], beyond: Iterable[tuple[bytes, int]]
 ) -> bytes:
-    """The record of what is released: see `stages.recovery.Released`. Any bytes are Latin-1."""
+    """The record of what is released: see `shuffler.released`. Any bytes are Latin-1."""
     return orjson.dumps(
         {
             "version": VERSION,

@@ -5,9 +5,10 @@ from typing import Any
 import orjson
 
 from stream_app.core.terms import MAX_INTEGER
-from stream_app.core.window import Place
+from stream_app.core.window import LogPosition
 from stream_app.errors import InvalidInput
 
+# Of every record: another one is refused, not guessed at.
 VERSION = 1
 
 
@@ -33,11 +34,11 @@ def integer(raw: dict[str, Any], key: str, least: int = 0) -> int:
     return value
 
 
-def parse_place(raw: object) -> Place:
+def parse_position(raw: object) -> LogPosition:
     """Where a report stands in the log. Raises InvalidInput."""
     if not isinstance(raw, dict) or set(raw) != {"offset", "time_ms"}:
         raise InvalidInput("a place must have offset and time_ms")
-    return Place(integer(raw, "offset"), integer(raw, "time_ms", least=-1))
+    return LogPosition(integer(raw, "offset"), integer(raw, "time_ms", least=-1))
 
 
 def dump_json(raw: object) -> bytes:

@@ -2,9 +2,10 @@
 
 import orjson
 
-# Every report has this length, whatever it says: 15 digits of sequence, 10 digits of ones.
+# Every report has this length, whatever it says: the longest has 129 characters (15 digits of
+# sequence, 10 digits of ones), and 136 is the next multiple of 8.
 REPORT_BYTES = 136
-# Nothing longer is even parsed.
+# Nothing longer is even parsed: room for another client's spaces, not for an attacker's megabyte.
 MAX_REPORT_BYTES = 512
 
 

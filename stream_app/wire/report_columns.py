@@ -1,9 +1,10 @@
 """Many reports at once: the hot path of the shuffle stage and of those who send.
 
-`encode_reports` and `Chunk.decoded` say what `report.encode_report` and `decode_report` say.
-Reports have one length, and their parts stand at places that depend only on the number of digits
-before the batch id's dot; so numpy puts them together, and takes them apart, by column. Whatever
-looks different is given to `decode_report`, which alone decides what is malformed.
+Fast code with a simple twin: `encode_reports` and `Chunk.decoded` say what `report.encode_report`
+and `decode_report` say (a test compares). Measured: 65 ns a report instead of 700, and 116 instead
+of 1900. Reports have one length, and their parts begin at columns that depend only on the number
+of digits before the batch id's dot; so numpy puts them together, and takes them apart, by column.
+Whatever looks different is given to `decode_report`, which alone decides what is malformed.
 
 `Chunk.by_batch` sorts them, since a stage counts the reports to one batch together.
 """
@@ -16,20 +17,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stream_app.core.batch_id import DIGEST_CHARACTERS, SEQUENCE_DIGITS
 from stream_app.kafka.record_batches import Block, Rows
 from stream_app.wire.report import MAX_REPORT_BYTES, REPORT_BYTES, decode_report
 
+# What `encode_report` writes between batch id, report id and count.
 _HEAD = b'{"batch":"'
 _BEFORE_ID = b'","id":"'
 _BEFORE_ONES = b'","ones":'
-_HASH = 44  # characters of a batch id, from its dot on
-_MOST_DIGITS = 15  # of its sequence number, before the dot
-_MOST_ONES = 10  # digits
+# Characters of a batch id, from its dot on.
+_FROM_DOT = 1 + DIGEST_CHARACTERS
+# Of a count that `encode_report` has room for; no mechanism asks for more (MAX_REPORT_BITS).
+_ONES_DIGITS = 10
 _ZERO, _DOT, _BRACE, _SPACE = b"0.} "
+# In the columns for a value that has not the length of a report: it looks like none.
 _BLANK = b" " * REPORT_BYTES
-_MOST = 2**63 - 1  # JSON may say up to 2**64; no batch allows anything near to either
+_MAX_ONES = 2**63 - 1  # JSON may say up to 2**64; no batch allows anything near to either
 
-_Right = npt.NDArray[np.bool_]
+_Flags = npt.NDArray[np.bool_]
 _Ids = npt.NDArray[np.void]  # 16 bytes each
 _Numbers = npt.NDArray[np.int64]
 
@@ -57,17 +62,17 @@ class Sorted(NamedTuple):
     ids: list[bytes]
     ones: list[int]
     keys: list[bytes | None]
-    places: list[int]  # in the chunk
+    indices: list[int]  # in the chunk
 
     def only(self, group: Group, key: bytes) -> "Sorted":
         """The reports of one group that have this key."""
-        some = [i for i in range(group.first, group.last) if self.keys[i] == key]
+        own = [i for i in range(group.first, group.last) if self.keys[i] == key]
         return Sorted(
-            [Group(group.batch, 0, len(some))],
-            [self.ids[i] for i in some],
-            [self.ones[i] for i in some],
-            [self.keys[i] for i in some],
-            [self.places[i] for i in some],
+            [Group(group.batch, 0, len(own))],
+            [self.ids[i] for i in own],
+            [self.ones[i] for i in own],
+            [self.keys[i] for i in own],
+            [self.indices[i] for i in own],
         )
 
 
@@ -102,7 +107,7 @@ class Chunk:
         self._offsets = offsets
         self._times = times
         self._rows = rows
-        self._odd = odd  # the values that have not the length of a report, by place
+        self._odd = odd  # the values that have not the length of a report, by index
 
     @classmethod
     def of(cls, records: "Chunk | Sequence[Any]") -> "Chunk":
@@ -111,14 +116,14 @@ class Chunk:
             return records
         parts: list[Chunk] = []
         for kind, group in groupby(records, type):
-            some = list(group)
-            parts += map(_of_block, some) if kind is Block else [_of_records(some)]
+            run = list(group)
+            parts += map(_of_block, run) if kind is Block else [_of_records(run)]
         if len(parts) <= 1:
             return parts[0] if parts else _of_records([])
         odd: dict[int, bytes] = {}
         first = 0
         for part in parts:
-            odd.update((first + place, value) for place, value in part._odd.items())
+            odd.update((first + index, value) for index, value in part._odd.items())
             first += len(part)
         return cls(
             [key for part in parts for key in part.keys],
@@ -132,16 +137,16 @@ class Chunk:
         return len(self.keys)
 
     def part(self, first: int, last: int) -> "Chunk":
-        """The records from one place to before another."""
+        """The records from one index to before another."""
         return Chunk(
             self.keys[first:last],
             self._offsets[first:last],
             self._times[first:last],
             self._rows[first:last],
-            {place - first: v for place, v in self._odd.items() if first <= place < last},
+            {index - first: v for index, v in self._odd.items() if first <= index < last},
         )
 
-    def place(self, index: int) -> tuple[int, int]:
+    def position(self, index: int) -> tuple[int, int]:
         """Offset and time of a record."""
         return int(self._offsets[index]), int(self._times[index])
 
@@ -152,13 +157,13 @@ class Chunk:
     def decoded(self) -> Reports:
         """What each value says; those longer than any report may be count as malformed."""
         data = self._rows
-        dots = data[:, len(_HEAD) : len(_HEAD) + _MOST_DIGITS + 1] == _DOT
-        ends = dots.argmax(axis=1) + (len(_HEAD) + _HASH)
+        dots = data[:, len(_HEAD) : len(_HEAD) + SEQUENCE_DIGITS + 1] == _DOT
+        ends = dots.argmax(axis=1) + (len(_HEAD) + _FROM_DOT)
         layouts = np.flatnonzero(np.bincount(ends)).tolist()
         if len(layouts) == 1:
             reports, right = _columns(data, layouts[0])
         else:
-            reports, right = _mixed(data, ends, layouts)
+            reports, right = _columns_by_layout(data, ends, layouts)
         for row in np.flatnonzero(~right).tolist():
             reports.batches[row], report_id, reports.ones[row] = _decode(self.value(row))
             reports.ids[row] = np.void(report_id)
@@ -170,21 +175,23 @@ class Chunk:
         labels = {batch: label for label, batch in enumerate(dict.fromkeys(batches))}
         if len(labels) <= 1:
             groups = [Group(batch, 0, len(batches)) for batch in labels]
-            places = list(range(len(batches)))
-            return Sorted(groups, ids.tolist(), ones.tolist(), list(self.keys), places)
+            indices = list(range(len(batches)))
+            return Sorted(groups, ids.tolist(), ones.tolist(), list(self.keys), indices)
         # As small as they can be: numpy sorts numbers of two bytes without comparing them.
         kind = np.min_scalar_type(len(labels))
         each = np.fromiter(map(labels.__getitem__, batches), kind, len(batches))
         order = np.argsort(each, kind="stable")
         bounds = np.cumsum(np.bincount(each)).tolist()
         groups = list(map(Group, labels, [0, *bounds], bounds))
-        places = order.tolist()
-        keys = list(map(self.keys.__getitem__, places))
-        return Sorted(groups, ids[order].tolist(), ones[order].tolist(), keys, places)
+        indices = order.tolist()
+        keys = list(map(self.keys.__getitem__, indices))
+        return Sorted(groups, ids[order].tolist(), ones[order].tolist(), keys, indices)
 
 
-def _mixed(data: Rows, ends: npt.NDArray[np.intp], layouts: list[int]) -> tuple[Reports, _Right]:
-    """Reports whose batch ids end at different places."""
+def _columns_by_layout(
+    data: Rows, ends: npt.NDArray[np.intp], layouts: list[int]
+) -> tuple[Reports, _Flags]:
+    """Reports whose batch ids end at different columns."""
     size = len(data)
     batches: list[bytes | None] = [None] * size
     ids = np.zeros(size, "V16")
@@ -219,13 +226,13 @@ def _of_records(records: Sequence[Any]) -> Chunk:
     )
 
 
-def _columns(data: Rows, end: int) -> tuple[Reports, _Right]:
-    """Reports whose batch id ends at one place, and which of the rows look like that."""
+def _columns(data: Rows, end: int) -> tuple[Reports, _Flags]:
+    """Reports whose batch id ends at one column, and which of the rows look like that."""
     first = end + len(_BEFORE_ID)
     last = first + 32
     number = last + len(_BEFORE_ONES)
     ones, right = _numbers(data[:, number:])
-    right &= data[:, end - _HASH] == _DOT
+    right &= data[:, end - _FROM_DOT] == _DOT
     right &= _text(data[:, : len(_HEAD)]) == _HEAD
     right &= _text(data[:, end:first]) == _BEFORE_ID
     right &= _text(data[:, last:number]) == _BEFORE_ONES
@@ -244,16 +251,16 @@ def _text(columns: Rows) -> npt.NDArray[np.bytes_]:
     return columns.view(f"S{columns.shape[1]}")[:, 0]
 
 
-def _numbers(text: Rows) -> tuple[_Numbers, _Right]:
+def _numbers(text: Rows) -> tuple[_Numbers, _Flags]:
     """The number at the start of each row, and where just a brace and blanks follow it."""
-    lengths = (text[:, : _MOST_ONES + 1] == _BRACE).argmax(axis=1)
+    lengths = (text[:, : _ONES_DIGITS + 1] == _BRACE).argmax(axis=1)
     blanks = (text == _SPACE).sum(axis=1)
     right = (lengths > 0) & (blanks == text.shape[1] - 1 - lengths)
     right &= (lengths == 1) | (text[:, 0] != _ZERO)
     numbers = np.zeros(len(text), np.int64)
-    for place in range(int(lengths.max(initial=0))):
-        digit = text[:, place] - _ZERO
-        inside = place < lengths
+    for column in range(int(lengths.max(initial=0))):
+        digit = text[:, column] - _ZERO
+        inside = column < lengths
         right &= ~inside | (digit < 10)
         numbers = np.where(inside, 10 * numbers + digit, numbers)
     return numbers, right
@@ -264,7 +271,7 @@ def _decode(value: bytes) -> tuple[bytes | None, bytes, int]:
     try:
         if len(value) <= MAX_REPORT_BYTES:
             batch_id, report_id, ones = decode_report(value)
-            return batch_id.encode(), report_id, min(ones, _MOST)
+            return batch_id.encode(), report_id, min(ones, _MAX_ONES)
     except (ValueError, KeyError, TypeError):
         pass
     return None, bytes(16), 0

@@ -8,9 +8,9 @@ import orjson
 
 from stream_app.core.batch_id import SEQUENCE_PATTERN, sequence_of
 from stream_app.core.terms import Terms, parse
-from stream_app.core.window import Place, Release
+from stream_app.core.window import LogPosition, Release
 from stream_app.errors import InvalidInput
-from stream_app.wire.envelope import VERSION, integer, json_object, parse_place
+from stream_app.wire.envelope import VERSION, integer, json_object, parse_position
 
 # How `encode_sum` begins: enough to read the sequence number of its batch.
 _SUM_HEAD = re.compile(rb'\{"version":%d,"batch":"(%b)\.' % (VERSION, SEQUENCE_PATTERN.encode()))
@@ -25,8 +25,8 @@ class Sum:
     total: int
     estimate: float
     digest: str
-    first: Place
-    last: Place
+    first: LogPosition
+    last: LogPosition
 
 
 def encode_sum(release: Release) -> bytes:
@@ -63,8 +63,8 @@ def decode_sum(value: bytes | None) -> Sum:
         total,
         terms.mechanism.debias(total),
         raw["digest"],
-        parse_place(raw["first"]),
-        parse_place(raw["last"]),
+        parse_position(raw["first"]),
+        parse_position(raw["last"]),
     )
 
 

@@ -14,7 +14,7 @@ from stream_app.agent.partition import EliminationPartition
 from stream_app.core.experiment import Experiment
 from stream_app.core.state import Status
 from stream_app.core.terms import Limits, Terms
-from stream_app.core.window import Place, Release
+from stream_app.core.window import LogPosition, Release
 from stream_app.definitions import dump_experiment
 from stream_app.runtime.stage import Output
 from stream_app.shuffler.partition import ShufflePartition
@@ -75,7 +75,7 @@ def newest(kafka: Kafka) -> dict[bytes, Assignment]:
 def add_sum(kafka: Kafka, batch: Terms, mean: float = 0.5, key: bytes | None = None) -> int:
     size = batch.mechanism.promise.batch_size
     total = round(size * mean) + batch.mechanism.max_ones // 2 * size
-    release = Release(batch.batch_id, batch, total, "0" * 64, Place(0, 0), Place(1, 1))
+    release = Release(batch.batch_id, batch, total, "0" * 64, LogPosition(0, 0), LogPosition(1, 1))
     return kafka.append("sums", key or batch.experiment.encode(), encode_sum(release))
 
 

@@ -23,7 +23,7 @@ from stream_app.core.promise import Promise
 from stream_app.core.schedules import Plan
 from stream_app.core.state import ArmState, State, Status
 from stream_app.core.terms import Terms
-from stream_app.core.window import open_window, place
+from stream_app.core.window import log_position, open_window
 from stream_app.definitions import load_experiment, resolve
 from tests.benchmarks.harness import Outcome, compare, seconds
 from tests.core.test_accounting import true_delta
@@ -94,7 +94,7 @@ def _window_bytes(reports: int) -> int:
     tracemalloc.start()
     for _ in range(0, reports, 1_000):
         ids = [secrets.token_bytes(16) for _ in range(1_000)]
-        assert not window.accept_all(ids, [0] * 1_000, range(1_000), lambda _: place(0, 0))
+        assert not window.accept_all(ids, [0] * 1_000, range(1_000), lambda _: log_position(0, 0))
         del ids
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()

@@ -16,7 +16,7 @@ import uvloop
 
 from stream_app import agent, kafka, shuffler
 from stream_app.core.agents import agent_for
-from stream_app.core.window import Place, Release
+from stream_app.core.window import LogPosition, Release
 from stream_app.kafka.reading import read_partition
 from stream_app.local.broker import LocalBroker, free_port
 from stream_app.runtime.runner import Runner
@@ -161,7 +161,9 @@ async def _idle(bootstrap: str, count: int, sums: int = 0) -> Settings:
 def _past_sums(names: Sequence[str], numbers: Iterable[int]) -> Iterator[Record]:
     """The first sum of each experiment, then the second of each, and so on."""
     batch = terms(1, _SIZE)
-    past = encode_sum(Release(batch.batch_id, batch, 15, "0" * 64, Place(0, 0), Place(1, 1)))
+    past = encode_sum(
+        Release(batch.batch_id, batch, 15, "0" * 64, LogPosition(0, 0), LogPosition(1, 1))
+    )
     head, tail = past.split(b'"batch":"1.')
     for sequence in numbers:
         value = head + b'"batch":"%d.' % sequence + tail

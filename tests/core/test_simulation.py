@@ -5,16 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from stream_app.core.binomial import BinomialNoise
-from stream_app.core.discrete_laplace import LaplaceNoise
 from stream_app.core.experiment import Experiment
-from stream_app.core.noise import NoNoise
 from stream_app.core.phased_agent import PhasedAgent
 from stream_app.core.schedules import mechanism_noise
 from stream_app.core.simulation import (
     BLOCK,
-    Block,
     Job,
+    RunBlock,
     _Runs,
     agent_runs,
     blocks,
@@ -33,7 +30,7 @@ def job(preset: str = "optimal", horizon: int = 20_000, **changes: object) -> Jo
     return Job(preset, experiment(preset, horizon, means=MEANS, **changes), private_runs)
 
 
-def same(first: Block, second: Block) -> bool:
+def same(first: RunBlock, second: RunBlock) -> bool:
     return all(
         np.array_equal(getattr(first, name), getattr(second, name), equal_nan=True)
         for name in ("regret", "decided_at", "best_kept", "curve")
@@ -252,25 +249,6 @@ def test_agrees_with_a_simulation_of_every_user(preset: str, changes: dict[str, 
 
     assert error > 0.1
     assert abs(naive.mean() - fast.mean()) < 4 * error
-
-
-@pytest.mark.parametrize(
-    "noise", [BinomialNoise(40.0, 0.3), LaplaceNoise(1.0, 0.5), LaplaceNoise(10 / 9, 0.2)]
-)
-def test_noise_moments(noise: BinomialNoise | LaplaceNoise) -> None:
-    """Drawn noise is centred and has psi''(0) as its variance; 5 standard errors, fixed seed."""
-    drawn = noise.draw(200_000, np.random.default_rng(4))
-    h = 1e-3
-    variance = float(np.sum(noise.log_mgf(np.array([h, -h])))) / h**2
-    kurtosis = np.mean((drawn - drawn.mean()) ** 4)
-
-    assert abs(drawn.mean()) < 5 * math.sqrt(variance / len(drawn))
-    assert abs(drawn.var() - variance) < 5 * math.sqrt(kurtosis / len(drawn))
-
-
-def test_no_noise() -> None:
-    """Without privacy the sums are the rewards'."""
-    assert NoNoise().draw(3, np.random.default_rng(1)).tolist() == [0, 0, 0]
 
 
 def test_users_beyond_and_before_the_horizon() -> None:

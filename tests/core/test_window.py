@@ -18,7 +18,7 @@ from stream_app.core.promise import Promise
 from stream_app.core.terms import Terms
 from stream_app.core.window import (
     MAX_DELTA_IDS,
-    Place,
+    LogPosition,
     Refusal,
     Release,
     Window,
@@ -75,8 +75,8 @@ def test_first_m_valid_distinct(size: int, reports: list[Report]) -> None:
             window.terms,
             sum(ones for ones, _ in chosen.values()),
             Ids(identity(number) for number in chosen).digest(),
-            Place(offsets[0], 1_000 + offsets[0]),
-            Place(offsets[-1], 1_000 + offsets[-1]),
+            LogPosition(offsets[0], 1_000 + offsets[0]),
+            LogPosition(offsets[-1], 1_000 + offsets[-1]),
         )
 
 
@@ -200,7 +200,7 @@ def test_memory() -> None:
     before = tracemalloc.get_traced_memory()[0]
     for _ in range(0, count, 1_000):
         ids = [os.urandom(16) for _ in range(1_000)]
-        assert window.accept_all(ids, [1] * 1_000, range(1_000), lambda _: Place(9, 0)) == {}
+        assert window.accept_all(ids, [1] * 1_000, range(1_000), lambda _: LogPosition(9, 0)) == {}
         del ids
     used = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
@@ -230,7 +230,7 @@ def test_together_as_one_by_one(
             [identity(n) for n, _ in reports],
             [ones for _, ones in reports],
             range(offset, offset + len(reports)),
-            lambda index: Place(index, 1_000),
+            lambda index: LogPosition(index, 1_000),
         )
         results = [
             single.accept(identity(n), ones, index, 1_000)

@@ -14,7 +14,7 @@ from aiohttp import web
 from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
 from stream_app.core.state import State
-from stream_app.core.window import Place, Release
+from stream_app.core.window import LogPosition, Release
 from stream_app.definitions import resolve
 from stream_app.errors import Unavailable
 from stream_app.local.broker import free_port
@@ -67,7 +67,9 @@ class ScriptedRun:
             wanted = self._source.gauss(mean, deviation)
             # Both mechanisms take off the same amount from every total.
             total = round(wanted - terms.mechanism.debias(0))
-            release = Release(terms.batch_id, terms, total, "00", Place(0, 1), Place(9, 2))
+            release = Release(
+                terms.batch_id, terms, total, "00", LogPosition(0, 1), LogPosition(9, 2)
+            )
             estimate = terms.mechanism.debias(total)
             self.state = self._agent.fold(self.state, batch.sequence, estimate)
             yield encode_sum(release), self.assignment()

@@ -8,7 +8,7 @@ import pytest
 from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
 from stream_app.core.state import ArmState, State, Status
-from stream_app.core.window import Place, Release
+from stream_app.core.window import LogPosition, Release
 from stream_app.monitor.history import MAX_POINTS
 from stream_app.monitor.view import View, regret
 from stream_app.wire.assignment import Assignment
@@ -36,7 +36,9 @@ def release(of: Assignment, mean: float) -> bytes:
     """The sum of its first open batch."""
     terms = of.terms(of.state.open[0])
     total = total_for(terms.mechanism.promise.batch_size, mean, of)
-    return encode_sum(Release(terms.batch_id, terms, total, "00", Place(0, 1), Place(9, 2)))
+    return encode_sum(
+        Release(terms.batch_id, terms, total, "00", LogPosition(0, 1), LogPosition(9, 2))
+    )
 
 
 def fold(of: Experiment, state: State, mean: float) -> State:
@@ -184,7 +186,10 @@ def test_history_is_bounded() -> None:
         of = Assignment(defined, dataclasses.replace(begun, open=opened))
         terms = of.terms(opened[0])
         view.sum(
-            encode_sum(Release(terms.batch_id, terms, 9, "00", Place(0, 1), Place(9, 2))), sequence
+            encode_sum(
+                Release(terms.batch_id, terms, 9, "00", LogPosition(0, 1), LogPosition(9, 2))
+            ),
+            sequence,
         )
 
     shown = view.snapshot("test")

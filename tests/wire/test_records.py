@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stream_app.core.agents import agent_for
 from stream_app.core.terms import MAX_INTEGER
-from stream_app.core.window import Delta, Place
+from stream_app.core.window import Delta, LogPosition
 from stream_app.errors import InvalidInput
 from stream_app.wire.assignment import Assignment, decode_assignment, decode_offer, is_defined_so
 from stream_app.wire.checkpoint import decode_delta, delta_key, encode_delta
@@ -21,7 +21,7 @@ from stream_app.wire.sum import decode_sum
 from tests.support.transcripts import play, spring
 
 DONE = play(spring())
-DELTA = Delta("1.x", 3, bytes(32), 7, Place(5, -1), 9)
+DELTA = Delta("1.x", 3, bytes(32), 7, LogPosition(5, -1), 9)
 RECORDS: dict[str, tuple[Callable[[bytes | None], Any], bytes]] = {
     "definition": (decode_definition, Definition(spring(), stopped=True).encode()),
     "assignment": (decode_assignment, Assignment(spring(), DONE.states[1], 4).encode()),
@@ -136,8 +136,8 @@ def test_sums_come_back() -> None:
 
         assert (raw["batch"], raw["total"]) == (found.batch_id, found.total)
         assert (raw["digest"], raw["estimate"]) == (found.digest, found.estimate)
-        assert Place(**raw["first"]) == found.first
-        assert Place(**raw["last"]) == found.last
+        assert LogPosition(**raw["first"]) == found.first
+        assert LogPosition(**raw["last"]) == found.last
 
 
 def test_deltas_come_back() -> None:

@@ -36,7 +36,7 @@ def together(values: list[bytes | None]) -> list[tuple[str, bytes, int] | None]:
     for batch, first, last in reports.groups:
         for i in range(first, last):
             if batch in known:
-                found[reports.places[i]] = (known[batch], reports.ids[i], reports.ones[i])
+                found[reports.indices[i]] = (known[batch], reports.ids[i], reports.ones[i])
     return found
 
 
@@ -152,14 +152,14 @@ def test_those_to_one_batch_stand_together(sent: list[tuple[str | None, bytes | 
     for batch, first, last in reports.groups:
         name = batch and batch.decode()
         places = [i for i, (other, _) in enumerate(sent) if other == name]
-        assert places == reports.places[first:last]
+        assert places == reports.indices[first:last]
         assert [sent[i][1] for i in places] == reports.keys[first:last]
         if batch:
             assert [bytes([i] * 16) for i in places] == reports.ids[first:last]
             assert places == reports.ones[first:last]
         group = next(group for group in reports.groups if group.batch == batch)
         own = reports.only(group, b"a")
-        assert [i for i in places if sent[i][1] == b"a"] == own.places
+        assert [i for i in places if sent[i][1] == b"a"] == own.indices
         assert {b"a"} >= set(own.keys)
         assert [(batch, 0, len(own.ids))] == own.groups
 
@@ -184,4 +184,4 @@ def test_blocks_among_records() -> None:
         assert one.by_batch() == other.by_batch()
         places = range(last - first)
         assert [values[first + i] or b"" for i in places] == [other.value(i) for i in places]
-        assert [(100 + first + i, 7) for i in places] == [other.place(i) for i in places]
+        assert [(100 + first + i, 7) for i in places] == [other.position(i) for i in places]
