@@ -8,7 +8,7 @@ INPUTS ?= 1000000
 SEED ?=
 .DEFAULT_GOAL := help
 
-.PHONY: help install kafka prometheus browser demo demo-web observe dashboard test chaos fuzz test-minimum audit-dependencies lint soak overload bench clean
+.PHONY: help install kafka prometheus browser demo demo-web observe dashboard reference test chaos fuzz test-minimum audit-dependencies lint soak overload bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ observe: kafka prometheus ## keep the demo running with Prometheus, and Grafana 
 
 dashboard: install ## write Grafana's dashboard anew
 	@$(BIN)/python deploy/grafana/generate.py
+
+reference: install ## write the tables of settings and metrics anew
+	@$(BIN)/python deploy/reference.py
 
 browser: ## install a Chromium for the tests of the web pages, where it may
 	@deploy/ensure chromium || true

@@ -1,8 +1,8 @@
 """Which batch a user goes to, and the random draws behind it. Pure: no Kafka, clock, file or log.
 
 Nothing in an assignment is trusted: every batch's terms are checked against the client's own
-limits before a single draw is made for it (README, "Who sees what"). All randomness is the
-operating system's, drawn in blocks, and forgotten in a forked process.
+limits before a single draw is made for it (PROTOCOL.md, "Duties of a client"). All randomness is
+the operating system's, drawn in blocks, and forgotten in a forked process.
 """
 
 import os

@@ -1,9 +1,26 @@
 """The service: a faust application around the stages, built from settings and roles.
 
-faust runs the worker's life: the stages are its services, the monitor's agents and web pages are
-its own. It opens no Kafka connection itself: its consumer needs a group, reads uncommitted
-records, and cannot be stopped while Kafka is away (measured: it hung for more than 60 s). The
-monitor's records come to the agents through channels instead; see `monitor.reader`.
+The only file that knows faust (and mode, the library of services below it).
+
+What faust does for us:
+- the worker's life: parts are its services, started in order, stopped side by side; a part that
+  fails crashes the worker, which then ends with an exit code that a supervisor sees;
+- the monitor: its agents take the public records from channels and keep the view, its web server
+  carries the pages.
+
+What is switched off, and why:
+- *its Kafka connection* (`_Boot`): its consumer needs a group, reads uncommitted records, and could
+  not be stopped while Kafka was unreachable (measured: it hung for more than 60 s). Its
+  `exactly_once` wrote 900 of 900 records twice after a SIGKILL, and its agents acknowledge a record
+  on which they raised. The stages run in `runtime`, and the monitor's records come through
+  channels (`monitor.reader`);
+- *its sensors* (`_Boot`): they measure streams that we do not have, once for every event;
+- *its settings from the environment* (`_Options`): WEB_PORT and the like would override ours;
+- *tables, leader election, topic declaration, its own pages and folders*: nothing uses them;
+- *its signal handlers, banner, log set-up* (`_Worker`): `serve` has its own, so that a stop takes
+  5 s at most and errors are one line.
+
+Its private parts that are used: `web._runner`, since its web server waits 60 s for open requests.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""`python -m tests.figures`: the README's figures, from real runs, into deploy/figures/."""
+"""`python -m tests.figures`: the figure of the theorems, from real runs, into deploy/figures/."""
 
 from pathlib import Path
 
@@ -8,28 +8,12 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from stream_app.commands.plots import plot_regret
-from stream_app.commands.simulate import run_jobs, simulation_jobs
 from stream_app.core.simulation import private_runs
 from tests.core.build import experiment
 from tests.core.test_theorems import dependent_bound, sigma
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "deploy" / "figures"
-REFERENCE = ROOT / "deploy" / "experiments" / "five-arms.toml"
-
-
-def regret() -> None:
-    """Every privacy model on the reference experiment, honest fraction 1."""
-    jobs = simulation_jobs(
-        REFERENCE,
-        ("vb-sdp-ae", "sdp-ae", "optimal", "kl-ucb"),
-        ("central-dp-ucb-int", "central-dp-se", "local", "non-private-elimination",
-         "non-private-kl-ucb"),
-        ("privacy.honest_fraction=1",),
-    )  # fmt: skip
-    results = run_jobs(jobs, runs=200, seed=1, progress=True)
-    plot_regret(results, FIGURES / "regret.svg", "T = 1e6, eps = 0.5, delta = 1e-6, gaps .05 .15")
 
 
 def theorems() -> None:
@@ -61,4 +45,3 @@ def theorems() -> None:
 
 if __name__ == "__main__":
     theorems()
-    regret()

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from email.parser import Parser
 from importlib.metadata import packages_distributions
@@ -66,6 +67,24 @@ def test_every_file_of_the_packages_is_inside(wheel: Path) -> None:
     packed = set(zipfile.ZipFile(wheel).namelist())
 
     assert set() == set(listed) - packed
+
+
+def test_the_source_archive_is_complete(tmp_path: Path) -> None:
+    """From the archive alone it can be built, tested and deployed."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT)
+    (built,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    listed = set(run("git", "ls-files", cwd=ROOT).split())
+
+    assert set() == {name for name in listed if (ROOT / name).exists()} - packed
+
+
+def test_both_packages_are_typed(wheel: Path) -> None:
+    """Type checkers of products that embed the client look for this file."""
+    packed = zipfile.ZipFile(wheel).namelist()
+
+    assert {f"{name}/py.typed" for name in PACKAGES} <= set(packed)
 
 
 def test_runs_outside_the_repository(installed: Path, tmp_path: Path) -> None:

@@ -8,15 +8,16 @@ from typing import Any
 
 import click
 
-from producers.replay import session
-from producers.replay.columns import Columns, Format, parse_filter
-from producers.replay.files import detect, sources
-from producers.replay.log import Log
+from producers.replay import formats, session
+from producers.replay.columns import Columns, parse_filter
+from producers.replay.files import Source
+from producers.replay.log import TrafficLog
 from producers.replay.match import Mode
 from producers.replay.memory import Run
 from producers.replay.page import page
 from producers.replay.report import report, survey_report
-from producers.replay.tables import column_names
+from producers.replay.session import Played, ReplayPlan
+from producers.replay.sources import sources
 from producers.replay.wording import dry_text, text
 from stream_app import registry
 from stream_app.commands.connection import run as run_kafka
@@ -27,17 +28,23 @@ from stream_app.errors import ConfigurationError
 from stream_app.settings import Settings
 
 
-@click.command()
+@click.command(help=f"""
+    Play logged traffic again: what would the private bandit have decided, and when?
+
+    FILE is {formats.listed()}, plain, gzip or zstd; a folder of such; or - for standard
+    input, which is first copied to a temporary file. The whole log is checked before anything is
+    sent.
+
+    Example: shufflebandit replay log.csv.gz -e banners.toml --arm-column banner --through memory
+""")  # fmt: skip
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--experiment", "-e", "definition", type=click.Path(path_type=Path), metavar="EXPERIMENT.toml",
     help="What to play; its arms must be the log's. Only --dry-run can do without.",
 )  # fmt: skip
 @click.option(
-    "--format", "form", type=click.Choice([str(known) for known in Format]),
-    default="auto", show_default=True,
-    help="auto: by the file's ending or first bytes. obd: Open Bandit Dataset. dsjson: Vowpal "
-    "Wabbit; action n is the experiment's n-th arm, the reward is minus the cost.",
+    "--format", "form", type=click.Choice(formats.CHOICES),
+    default=formats.AUTO, show_default=True, help=formats.choices_help(),
 )  # fmt: skip
 @click.option("--arm-column", metavar="NAME", help="Which arm was shown.  [default: arm]")
 @click.option(
@@ -74,14 +81,7 @@ from stream_app.settings import Settings
 @json_option
 @with_settings
 def replay(files: tuple[str, ...], definition: Path | None, **options: Any) -> None:
-    """Play logged traffic again: what would the private bandit have decided, and when?
-
-    FILE is CSV, JSON lines or Parquet, plain, gzip or zstd; a folder of such; or - for standard
-    input, which is first copied to a temporary file. The whole log is checked before anything is
-    sent.
-
-    Example: shufflebandit replay log.csv.gz -e banners.toml --arm-column banner --through memory
-    """
+    """Play logged traffic again."""
     with sources(files) as found:
         if options["dry_run"]:
             _dry_run(found, definition, options)
@@ -89,15 +89,15 @@ def replay(files: tuple[str, ...], definition: Path | None, **options: Any) -> N
         if definition is None:
             raise ConfigurationError("--experiment: missing; give the experiment's TOML file")
         experiment = load_experiment(definition)
-        log = Log(found, _columns(options), Format(options["form"]), experiment.arms)
-        plan = session.Plan(
+        log = TrafficLog(found, _columns(options), formats.named(options["form"]), experiment.arms)
+        plan = ReplayPlan(
             experiment, Mode(options["mode"]), options["seed"], options["min_propensity"]
         )
         if options["through"] == "memory":
             played = session.in_memory(log, plan)
         else:
             played = _through_kafka(log, plan, options)
-        _show(report(played, log.form), options)
+        _show(report(played), options)
 
 
 def _columns(options: dict[str, Any]) -> Columns:
@@ -111,14 +111,14 @@ def _columns(options: dict[str, Any]) -> Columns:
     )
 
 
-def _through_kafka(log: Log, plan: session.Plan, options: dict[str, Any]) -> session.Played:
+def _through_kafka(log: TrafficLog, plan: ReplayPlan, options: dict[str, Any]) -> Played:
     settings: Settings = options["settings"]
     path = options["position"] or Path(f"{plan.experiment.name}.replay")
 
     async def create() -> None:
         await registry.create(settings.kafka, plan.experiment)
 
-    async def play() -> session.Played:
+    async def play() -> Played:
         with _progress() as progress:
             return await session.through_kafka(
                 settings, log, plan, path, speed=options["speed"], progress=progress, create=create
@@ -161,19 +161,19 @@ def _show(found: dict[str, Any], options: dict[str, Any]) -> None:
         click.echo(text(found))
 
 
-def _dry_run(found: Sequence[Any], definition: Path | None, options: dict[str, Any]) -> None:
+def _dry_run(found: Sequence[Source], definition: Path | None, options: dict[str, Any]) -> None:
     known = None if definition is None else load_experiment(definition).arms
-    form = Format(options["form"])
+    form = formats.named(options["form"])
     columns = _columns(options)
-    log = Log(found, columns, form)
-    there = column_names(found[0], detect(found[0], form))
+    log = TrafficLog(found, columns, form)
+    there = log.form.column_names(found[0])
     unnamed = [name for name in (log.columns.arm, log.columns.reward) if name not in there]
     if unnamed and columns.arm is None and columns.reward is None:
         listed = ", ".join(there)
         if options["as_json"]:
             echo_json({"files": [source.name for source in found], "columns": there})
         else:
-            click.echo(f"{found[0].name}: {log.form}; columns {listed}\n"
+            click.echo(f"{found[0].name}: {log.form.name}; columns {listed}\n"
                        "name two of them: --arm-column and --reward-column")  # fmt: skip
         return
     seen = survey_report(log, session.look(log), Mode(options["mode"]), known)

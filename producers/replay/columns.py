@@ -11,31 +11,27 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
-from enum import StrEnum
 from typing import Any
 
 from stream_app.errors import ConfigurationError
 
+# The spellings that spreadsheets, SQL, R, pandas and JSON have for an absent value.
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none"})
+# Longer texts are not looked at: the longest spelling has 4 letters, and may have one blank.
+_LONGEST_MISSING = 5
+# What databases write for a reward that is 0 or 1.
 _WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+# The column ends at the first sign; what stands behind the sign may hold others.
 _FILTER = re.compile(r"(?P<column>[^=!<>]+?)\s*(?P<sign>!=|<=|>=|=|<|>)\s*(?P<value>.*)", re.DOTALL)
+# Those that compare numbers; = and != compare texts.
 _SIGNS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
 }
-
-
-class Format(StrEnum):
-    """How a log is written."""
-
-    AUTO = "auto"
-    CSV = "csv"
-    JSONL = "jsonl"
-    PARQUET = "parquet"
-    OBD = "obd"
-    DSJSON = "dsjson"
+# Seconds reach this in the year 5138; larger numbers are in a smaller unit.
+_LARGEST_S = 1e11
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +89,15 @@ class Columns:
         }
         return {name: option for name, option in options.items() if name is not None}
 
-    def for_format(self, form: Format) -> "Columns":
-        """With the names that a known format gives, where none was asked for."""
-        known = _KNOWN.get(form, Columns("arm", "reward"))
+    def with_defaults(self, defaults: "Columns") -> "Columns":
+        """With a format's names, where none was asked for."""
         return replace(
             self,
-            arm=self.arm or known.arm,
-            reward=self.reward or known.reward,
-            time=self.time or known.time,
-            propensity=self.propensity or known.propensity,
+            arm=self.arm or defaults.arm,
+            reward=self.reward or defaults.reward,
+            time=self.time or defaults.time,
+            propensity=self.propensity or defaults.propensity,
         )
-
-
-_KNOWN = {
-    Format.OBD: Columns("item_id", "click", "timestamp", None, "propensity_score"),
-    # Names that `tables` gives to what a decision holds.
-    Format.DSJSON: Columns("action", "reward", "Timestamp", None, "probability"),
-}
 
 
 def text(value: Any) -> str | None:
@@ -132,7 +120,10 @@ def reward(value: Any) -> float | None:
 
 def missing(value: Any) -> bool:
     """Whether a value is absent, in any of the usual spellings."""
-    return value is None or (len(word := str(value)) < 6 and word.strip().lower() in _MISSING)
+    if value is None:
+        return True
+    word = str(value)
+    return len(word) <= _LONGEST_MISSING and word.strip().lower() in _MISSING
 
 
 def seconds(value: Any) -> float | None:
@@ -145,8 +136,7 @@ def seconds(value: Any) -> float | None:
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day, tzinfo=UTC).timestamp()
     number = _number(value)
-    # Seconds reach 1e11 in the year 5138; larger ones are in a smaller unit.
-    while number is not None and abs(number) >= 1e11:
+    while number is not None and abs(number) >= _LARGEST_S:
         number /= 1000
     return number
 

@@ -12,6 +12,9 @@ from stream_app.core.mechanisms import Calibration, MechanismName
 
 # The paper's constants are proved below 1 only.
 _PAPER_EPSILON = Decimal("0.99")
+# Without noise small batches cost nothing; from here on they grow, so that decisions stay few.
+_FIRST_BATCH = 16
+_GROWTH = Decimal("1.5")
 
 
 def others(experiment: Experiment, matcher: Callable[[], Matcher], key: bytes) -> list[Player]:
@@ -47,13 +50,13 @@ def with_paper_constants(experiment: Experiment) -> Experiment:
 
 def without_privacy(experiment: Experiment) -> Experiment:
     """The sharpest test of the same kind on the rewards themselves, batches from 16."""
-    first = max(2, min(16, experiment.horizon // (8 * len(experiment.arms))))
+    first = max(2, min(_FIRST_BATCH, experiment.horizon // (8 * len(experiment.arms))))
     sharp = Comparison.KL_UCB if experiment.agent.test is Comparison.KL_UCB else Comparison.PAIRWISE
     agent = replace(
         experiment.agent,
         test=sharp,
         schedule=ScheduleName.GEOMETRIC,
         batch_size=first,
-        growth=Decimal("1.5"),
+        growth=_GROWTH,
     )
     return replace(experiment, agent=agent)

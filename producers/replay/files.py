@@ -1,38 +1,29 @@
-"""Finding and opening logs: files, folders, standard input; plain, gzip or zstd.
+"""Opening a log's file: plain, gzip or zstd. Knows nothing of formats and columns.
 
-Standard input is first copied to a temporary file, so that a damaged end is known before anything
-is sent and so that a log can be read twice. Knows nothing of columns.
+A file that ends early is an error and never a shorter log.
 """
 
 import gzip
 import hashlib
 import io
-import sys
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, cast
 
-from producers.replay.columns import Format
-from stream_app.errors import ConfigurationError, InvalidInput, Unavailable
+from stream_app.errors import InvalidInput, Unavailable
 
-_GZIP = b"\x1f\x8b"
-_ZSTD = b"\x28\xb5\x2f\xfd"
-_PARQUET = b"PAR1"
-_FORMATS = {
-    ".csv": Format.CSV,
-    ".tsv": Format.CSV,
-    ".jsonl": Format.JSONL,
-    ".ndjson": Format.JSONL,
-    ".json": Format.JSONL,
-    ".dsjson": Format.DSJSON,
-    ".parquet": Format.PARQUET,
-}
+_GZIP = b"\x1f\x8b"  # RFC 1952
+_ZSTD = b"\x28\xb5\x2f\xfd"  # RFC 8878
+# Behind the ending that tells the format; what a file is compressed with, its first bytes tell.
 _COMPRESSED = (".gz", ".zst")
-_SPAN = 1 << 16
+# Read of each end of a file to tell logs apart: no two real logs begin and end alike for 64 KiB.
+_FINGERPRINT_BYTES = 1 << 16
+# zstd's largest block is 128 KiB; what comes out is some times larger, and read by the megabyte.
+_ZSTD_READ_BYTES = 1 << 17
+_ZSTD_BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,60 +40,15 @@ class Source:
         return inner[-1].lower() if inner else ""
 
 
-@contextmanager
-def sources(given: Sequence[str]) -> Iterator[list[Source]]:
-    """The files behind arguments: a file, a folder's files by name, `-` for standard input."""
-    found: list[Source] = []
-    with tempfile.TemporaryDirectory(prefix="shufflebandit-replay-") as folder:
-        for argument in given:
-            if argument == "-":
-                found.append(_spooled(sys.stdin.buffer, Path(folder)))
-            else:
-                found += _named(Path(argument))
-        for source in found:
-            _readable(source)
-        yield found
-
-
-def _named(path: Path) -> list[Source]:
-    if not path.is_dir():
-        return [Source(path, str(path))]
-    inside = [Source(entry, str(entry)) for entry in sorted(path.rglob("*")) if entry.is_file()]
-    logs = [source for source in inside if source.suffix in _FORMATS]
-    if not logs:
-        raise ConfigurationError(
-            f"{path}: a folder without log files; files must end in {', '.join(_FORMATS)}, "
-            "perhaps with .gz or .zst behind"
-        )
-    return logs
-
-
-def _spooled(stream: BinaryIO, folder: Path) -> Source:
-    path = folder / "stdin"
-    with path.open("wb") as copy:
-        while block := stream.read(1 << 20):
-            copy.write(block)
-    return Source(path, "standard input")
-
-
-def _readable(source: Source) -> None:
-    try:
-        with source.path.open("rb") as file:
-            if not file.read(1):
-                raise ConfigurationError(f"{source.name}: the file is empty")
-    except OSError as error:
-        raise ConfigurationError(f"{source.name}: cannot be read: {error.strerror}") from None
-
-
 def fingerprint(found: Sequence[Source]) -> str:
     """Tells one log from another by sizes, beginnings and ends: enough to refuse a wrong resume."""
     digest = hashlib.blake2b(digest_size=16)
     for source in found:
         size = source.path.stat().st_size
         with source.path.open("rb") as file:
-            digest.update(b"%d," % size + file.read(_SPAN))
-            file.seek(max(0, size - _SPAN))
-            digest.update(file.read(_SPAN))
+            digest.update(b"%d," % size + file.read(_FINGERPRINT_BYTES))
+            file.seek(max(0, size - _FINGERPRINT_BYTES))
+            digest.update(file.read(_FINGERPRINT_BYTES))
     return digest.hexdigest()
 
 
@@ -133,7 +79,7 @@ def _zstd(raw: IO[bytes]) -> IO[bytes]:
         import zstandard  # noqa: PLC0415 - an optional extra
     except ImportError:
         raise Unavailable("zstd needs zstandard: pip install 'shufflebandit[replay]'") from None
-    return cast(IO[bytes], io.BufferedReader(_Zstd(raw, zstandard), 1 << 20))
+    return cast(IO[bytes], io.BufferedReader(_Zstd(raw, zstandard), _ZSTD_BUFFER_BYTES))
 
 
 class _Zstd(io.RawIOBase):
@@ -152,7 +98,7 @@ class _Zstd(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         while not self._out:
-            block = self._raw.read(1 << 17)
+            block = self._raw.read(_ZSTD_READ_BYTES)
             if not block:
                 if self._begun:
                     raise EOFError("the zstd stream ends before its frame does")
@@ -175,17 +121,3 @@ class _Zstd(io.RawIOBase):
             if self._frame.eof:
                 self._frame = self._module.ZstdDecompressor().decompressobj()
         return b"".join(pieces)
-
-
-def detect(source: Source, asked: Format) -> Format:
-    """The format: as asked, by the file's ending, else by its first bytes."""
-    if asked is not Format.AUTO:
-        return asked
-    known = _FORMATS.get(source.suffix)
-    if known is not None:
-        return known
-    with opened(source) as stream:
-        head = stream.read(64).lstrip()
-    if head.startswith(_PARQUET):
-        return Format.PARQUET
-    return Format.JSONL if head.startswith(b"{") else Format.CSV

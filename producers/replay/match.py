@@ -21,10 +21,13 @@ from typing import IO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.replay.log import Chunk, Floats
+from producers.replay.log import Floats, LoggedRows
 
 _SPOOL_BYTES = 1 << 22  # of all lines in memory; the rest is in temporary files
+# A row that waits in line: 24 bytes, with little-endian numbers wherever it runs.
 _WAITING = np.dtype([("reward", "<f8"), ("row", "<i8"), ("time", "<f8")])
+# c_a / p is 1 for the row that has the least p; more than this above 1 is not rounding.
+_ROUNDING = 1e-9
 
 
 class Mode(StrEnum):
@@ -40,12 +43,12 @@ class Taken:
     """Rows of one arm that the agent gets, in order."""
 
     rewards: Floats
-    rows: NDArray[np.int64]  # places among all usable rows
+    rows: NDArray[np.int64]  # numbers among all usable rows, from 0
     times: Floats  # nan without a time column
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogPosition:
     """How far a matcher has come: rows behind it, and rows it gave of each arm."""
 
     row: int
@@ -56,17 +59,17 @@ class Matcher(Protocol):
     """Gives an agent the rows it asks for."""
 
     @property
-    def place(self) -> Place:
+    def position(self) -> LogPosition:
         """Where it stands; a new matcher that `begins` there goes on the same."""
 
-    def feed(self, chunk: Chunk) -> None:
+    def feed(self, chunk: LoggedRows) -> None:
         """The log's next rows; the ones before must be used up."""
 
     def take(self, needs: Mapping[int, int]) -> dict[int, Taken]:
         """Up to so many rows of each arm; less means that it must be fed."""
 
 
-def make(mode: Mode, arms: int, floors: Floats | None, seed: int, begins: Place) -> Matcher:
+def make(mode: Mode, arms: int, floors: Floats | None, seed: int, begins: LogPosition) -> Matcher:
     """The matcher of a mode; `floors` are the c_a of `weighted`."""
     if mode is Mode.QUEUE:
         return Queues(arms, begins)
@@ -74,18 +77,20 @@ def make(mode: Mode, arms: int, floors: Floats | None, seed: int, begins: Place)
     if mode is Mode.WEIGHTED:
         assert floors is not None
         thinning = Thinning(floors, seed)
-    return Rows(arms, thinning, begins)
+    return RowsInOrder(arms, thinning, begins)
 
 
 class Thinning:
-    """Keeps a row with probability c_a / p, by a seeded draw that belongs to its place."""
+    """Keeps a row with probability c_a / p, by a seeded draw that belongs to its number."""
 
     def __init__(self, floors: Floats, seed: int) -> None:
         self._floors = floors
         self._seed = seed
-        self.kept = self.seen = self.capped = 0
+        self.kept = 0
+        self.seen = 0
+        self.capped = 0
 
-    def keeps(self, chunk: Chunk) -> NDArray[np.bool_]:
+    def keeps(self, chunk: LoggedRows) -> NDArray[np.bool_]:
         """Which rows stay."""
         assert chunk.propensities is not None
         draws = np.random.Generator(np.random.PCG64(self._seed).advance(chunk.start))
@@ -93,52 +98,53 @@ class Thinning:
         kept: NDArray[np.bool_] = draws.random(len(chunk)) < chance
         self.seen += len(chunk)
         self.kept += int(kept.sum())
-        self.capped += int(np.sum(chance > 1 + 1e-9))
+        self.capped += int(np.sum(chance > 1 + _ROUNDING))
         return kept
 
 
-class Rows:
+class RowsInOrder:
     """`rejection` and `weighted`: rows in order, each used or gone."""
 
-    def __init__(self, arms: int, thinning: Thinning | None, begins: Place) -> None:
+    def __init__(self, arms: int, thinning: Thinning | None, begins: LogPosition) -> None:
         self.thinning = thinning
         self._begins = begins.row
         self._row = begins.row
         self._taken = list(begins.taken)
-        self._chunk = Chunk(0, np.empty(0, np.int16), np.empty(0))
+        self._chunk = LoggedRows(0, np.empty(0, np.int16), np.empty(0))
         self._of: list[NDArray[np.int64]] = [np.empty(0, np.int64)] * arms
 
     @property
-    def place(self) -> Place:
+    def position(self) -> LogPosition:
         """The next row to look at."""
-        return Place(self._row, tuple(self._taken))
+        return LogPosition(self._row, tuple(self._taken))
 
-    def feed(self, chunk: Chunk) -> None:
+    def feed(self, chunk: LoggedRows) -> None:
         """The log's next rows."""
         kept = np.arange(len(chunk)) + chunk.start >= self._begins
         if self.thinning is not None:
             kept &= self.thinning.keeps(chunk)
-        places = np.flatnonzero(kept)
-        order = places[np.argsort(chunk.arms[places], kind="stable")]
+        indices = np.flatnonzero(kept)
+        order = indices[np.argsort(chunk.arms[indices], kind="stable")]
         bounds = np.searchsorted(chunk.arms[order], np.arange(len(self._of) + 1))
         self._of = [order[a:b] for a, b in pairwise(bounds.tolist())]
-        self._chunk, self._row = chunk, max(chunk.start, self._begins)
+        self._chunk = chunk
+        self._row = max(chunk.start, self._begins)
 
     def take(self, needs: Mapping[int, int]) -> dict[int, Taken]:
         """The next rows of these arms; the cursor ends behind the last of them."""
         chunk = self._chunk
-        here = self._row - self._chunk.start
+        here = self._row - chunk.start
         found = {}
         last = here
         satisfied = True
         for arm, need in needs.items():
             first = int(np.searchsorted(self._of[arm], here))
-            places = self._of[arm][first : first + need]
-            satisfied &= len(places) == need
-            if len(places):
-                found[arm] = _taken(chunk, places)
-                self._taken[arm] += len(places)
-                last = max(last, int(places[-1]) + 1)
+            indices = self._of[arm][first : first + need]
+            satisfied &= len(indices) == need
+            if len(indices):
+                found[arm] = _taken(chunk, indices)
+                self._taken[arm] += len(indices)
+                last = max(last, int(indices[-1]) + 1)
         self._row = chunk.start + (last if satisfied else len(chunk))
         return found
 
@@ -146,24 +152,24 @@ class Rows:
 class Queues:
     """`queue`: a line of waiting rows for each arm."""
 
-    def __init__(self, arms: int, begins: Place) -> None:
+    def __init__(self, arms: int, begins: LogPosition) -> None:
         self._lines = [_Line(_SPOOL_BYTES // arms) for _ in range(arms)]
         self._taken = list(begins.taken)
         self._row = 0
         self._skip = list(begins.taken)
 
     @property
-    def place(self) -> Place:
+    def position(self) -> LogPosition:
         """How many of each arm are used."""
-        return Place(self._row, tuple(self._taken))
+        return LogPosition(self._row, tuple(self._taken))
 
-    def feed(self, chunk: Chunk) -> None:
+    def feed(self, chunk: LoggedRows) -> None:
         """More rows for the lines."""
         for arm in np.unique(chunk.arms).tolist():
-            places = np.flatnonzero(chunk.arms == arm)
-            gone = min(self._skip[arm], len(places))
+            indices = np.flatnonzero(chunk.arms == arm)
+            gone = min(self._skip[arm], len(indices))
             self._skip[arm] -= gone
-            self._lines[arm].put(_taken(chunk, places[gone:]))
+            self._lines[arm].put(_taken(chunk, indices[gone:]))
         self._row = chunk.start + len(chunk)
 
     def take(self, needs: Mapping[int, int]) -> dict[int, Taken]:
@@ -182,7 +188,8 @@ class _Line:
 
     def __init__(self, spool_bytes: int) -> None:
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(spool_bytes)  # noqa: SIM115
-        self._read = self._written = 0
+        self._read = 0
+        self._written = 0
 
     def put(self, rows: Taken) -> None:
         """At the end."""
@@ -203,6 +210,6 @@ class _Line:
         return Taken(block["reward"], block["row"], block["time"])
 
 
-def _taken(chunk: Chunk, places: NDArray[np.int64]) -> Taken:
-    times = np.full(len(places), np.nan) if chunk.times is None else chunk.times[places]
-    return Taken(chunk.rewards[places], places + chunk.start, times)
+def _taken(chunk: LoggedRows, indices: NDArray[np.int64]) -> Taken:
+    times = np.full(len(indices), np.nan) if chunk.times is None else chunk.times[indices]
+    return Taken(chunk.rewards[indices], indices + chunk.start, times)

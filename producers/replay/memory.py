@@ -9,15 +9,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from producers.replay.log import Chunk
-from producers.replay.match import Matcher, Place, Taken
+from producers.replay.log import LoggedRows
+from producers.replay.match import LogPosition, Matcher, Taken
 from producers.replay.noise import BatchNoise
 from stream_app.core.agents import Agent, ArmState, OpenBatch, State, Status
 from stream_app.core.experiment import Experiment
 from stream_app.core.schedules import Noises
 from stream_app.wire.assignment import terms_of
 
-_THINNED = 1.05  # moments are kept when an arm is dropped, and else at users of this ratio
+# Moments are kept when an arm is dropped, and else when users have grown by this ratio: a few
+# hundred up to ten million users, as fine as a picture shows.
+_MOMENT_RATIO = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,12 @@ class Run:
                 time_s = float(taken.times[-1])
                 self.time_s = None if math.isnan(time_s) else time_s
 
-    def note(self, state: State, place: Place) -> None:
+    def note(self, state: State, position: LogPosition) -> None:
         """The agent's state after a step."""
         before = self.state
         self.state = state
-        self.taken = place.taken
-        users = sum(place.taken)
+        self.taken = position.taken
+        users = sum(position.taken)
         viable = tuple(arm.viable for arm in state.arms)
         if state.status is Status.RUNNING and state.phase == before.phase:
             return
@@ -71,10 +73,10 @@ class Run:
         if (
             changed
             or state.status is not Status.RUNNING
-            or users >= _THINNED * self.moments[-1].users
+            or users >= _MOMENT_RATIO * self.moments[-1].users
         ):
             self.moments.append(
-                Moment(self.row, self.time_s, users, place.taken, state.epoch, state.arms)
+                Moment(self.row, self.time_s, users, position.taken, state.epoch, state.arms)
             )
 
 
@@ -124,7 +126,7 @@ class Player:
         terms = terms_of(self._experiment, batch)
         return BatchNoise(terms.mechanism, self._key, terms.batch_id)
 
-    def feed(self, chunk: Chunk) -> None:
+    def feed(self, chunk: LoggedRows) -> None:
         """The log's next rows."""
         if self.run.state.status is not Status.RUNNING:
             return
@@ -134,11 +136,11 @@ class Player:
             state = self._collect(state)
             if any(collected.need for collected in self._step.values()):
                 self.run.state = state
-                self.run.taken = self._matcher.place.taken
+                self.run.taken = self._matcher.position.taken
                 return
             if self._agent.due(state):
                 state = self._agent.decide(state)
-            self.run.note(state, self._matcher.place)
+            self.run.note(state, self._matcher.position)
             self._step = self._begin(state)
 
     def _collect(self, state: State) -> State:

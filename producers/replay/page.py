@@ -6,13 +6,16 @@ from typing import Any
 
 from producers.replay.wording import text
 
+# Of a picture, in pixels at the text's full width, which is 800 less the body's margins.
 _WIDTH = 760
 _HEIGHT = 300
+# Around the plot: room for the ticks' figures and the axes' names, in letters of 12 pixels.
 _LEFT = 64
 _RIGHT = 34
 _TOP = 12
 _BOTTOM = 44
 _COLOURS = 8  # as many as the style below has
+# Within the file, as nothing may be loaded; every colour has a twin that is legible in the dark.
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2430; --faint: #6b7482; --line: #d8dde5;
   --paper: #ffffff; --c0: #0b6bcb; --c1: #c2410c; --c2: #15803d; --c3: #a21caf; --c4: #a16207;
@@ -54,7 +57,7 @@ def page(found: dict[str, Any]) -> str:
     )
 
 
-def _shown(found: dict[str, Any]) -> list[int]:
+def _pictured_arms(found: dict[str, Any]) -> list[int]:
     """The arms that pictures have: the best ones by the log, at most as many as colours."""
     ranked = sorted(range(len(found["arms"])), key=lambda i: -(found["arms"][i]["rate"] or 0))
     return ranked[:_COLOURS]
@@ -64,12 +67,10 @@ def _estimates(found: dict[str, Any]) -> str:
     course = found["course"]
     series = []
     bands = []
-    for i in _shown(found):
-        points = [(m["users"], m["means"][i]) for m in course if m["viable"][i]]
-        points = [(x, y) for x, y in points if y is not None]
+    for i in _pictured_arms(found):
         kept = [m for m in course if m["viable"][i] and m["means"][i] is not None]
+        series.append((found["arms"][i]["arm"], [(m["users"], m["means"][i]) for m in kept]))
         bands.append([(m["users"], *m["intervals"][i]) for m in kept])
-        series.append((found["arms"][i]["arm"], points))
     if not course:
         return "<p>The log ended before the first phase did.</p>"
     return _plot(series, "users", "reward", bands=bands)
@@ -84,7 +85,7 @@ def _days(found: dict[str, Any]) -> str:
     if len(days) < 2:
         return ""
     series = []
-    for i in _shown(found):
+    for i in _pictured_arms(found):
         points = [(n, d["rates"][i]) for n, d in enumerate(days) if d["rates"][i] is not None]
         series.append((found["arms"][i]["arm"], points))
     picture = _plot(series, f"days from {days[0]['day']}", "reward", log_x=False)
@@ -92,7 +93,7 @@ def _days(found: dict[str, Any]) -> str:
 
 
 class _Scale:
-    """From values to places in the picture."""
+    """From values to coordinates of the picture."""
 
     def __init__(self, values: list[float], low: float, high: float, *, log: bool) -> None:
         self._log = log and min(values, default=1) > 0
@@ -105,7 +106,7 @@ class _Scale:
         self._high = high
 
     def at(self, value: float) -> float:
-        """A value's place."""
+        """A value's coordinate."""
         first = self.first
         last = self.last
         here = value
@@ -138,7 +139,7 @@ def _plot(
     xs = [float(p[0]) for _, points in series for p in points]
     ys = [float(p[1]) for _, points in series for p in points]
     across = _Scale(xs, _LEFT, _WIDTH - _RIGHT, log=log_x)
-    up = _Scale(_roomy(ys), _HEIGHT - _BOTTOM, _TOP, log=False)
+    up = _Scale(_with_margins(ys), _HEIGHT - _BOTTOM, _TOP, log=False)
     drawn = [_grid(across, up, x_label, y_label)]
     for i, (name, points) in enumerate(series):
         colour = f"var(--c{i % _COLOURS})"
@@ -157,7 +158,7 @@ def _plot(
     return f'{picture}<p class="legend">{legend}</p>'
 
 
-def _roomy(values: list[float]) -> list[float]:
+def _with_margins(values: list[float]) -> list[float]:
     """With a tenth of their spread to spare on both sides."""
     if not values:
         return [0.0, 1.0]

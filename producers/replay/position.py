@@ -20,14 +20,14 @@ from producers.replay.noise import KEY_BYTES, fresh_key
 from stream_app.core.agents import ArmState
 from stream_app.errors import ConfigurationError
 
-_VERSION = 1
+_VERSION = 1  # of the file's content; raised when an older version could not read it
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Batches that began together at a place of the log."""
+    """Batches that began together."""
 
-    place: match.Place
+    begins: match.LogPosition
     phase: int  # of the agent, before
     batches: dict[str, tuple[int, int]]  # id: arm, size
     # The last row used before, and its time: what a report says of the steps before.
@@ -36,7 +36,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Position:
+class PositionFile:
     """A replay's memory; `step` is None before its first report."""
 
     path: Path
@@ -55,7 +55,7 @@ class Position:
             "log": self.log,
             "ended": ended,
             "key": "" if ended else self.key.hex(),
-            "step": None if step is None or ended else dataclasses.asdict(step),
+            "step": None if step is None or ended else _raw_step(step),
             "moments": [] if ended else [dataclasses.asdict(moment) for moment in self.moments],
         }
         fresh = self.path.with_name(f"{self.path.name}.new")
@@ -75,12 +75,12 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def load(path: Path, experiment: str, log: str) -> Position:
+def load(path: Path, experiment: str, log: str) -> PositionFile:
     """The position of an interrupted replay, or that of a new one. Raises ConfigurationError."""
     try:
         raw = orjson.loads(path.read_bytes())
     except FileNotFoundError:
-        return Position(path, experiment, log)
+        return PositionFile(path, experiment, log)
     except (OSError, orjson.JSONDecodeError) as error:
         raise ConfigurationError(f"--position {path}: cannot be read: {error}") from None
     try:
@@ -103,13 +103,19 @@ def load(path: Path, experiment: str, log: str) -> Position:
         raise ConfigurationError(f"--position {path}: not a position file: {error}") from None
     if len(key) != KEY_BYTES:
         raise ConfigurationError(f"--position {path}: not a position file: its key is cut")
-    return Position(path, experiment, log, key, step, moments)
+    return PositionFile(path, experiment, log, key, step, moments)
+
+
+def _raw_step(step: Step) -> dict[str, Any]:
+    raw = dataclasses.asdict(step)
+    # The file's own name for it, which older versions wrote and read.
+    return {"place": raw.pop("begins"), **raw}
 
 
 def _step(raw: dict[str, Any]) -> Step:
-    place = match.Place(raw["place"]["row"], tuple(raw["place"]["taken"]))
+    begins = match.LogPosition(raw["place"]["row"], tuple(raw["place"]["taken"]))
     batches = {name: (arm, size) for name, (arm, size) in raw["batches"].items()}
-    return Step(place, raw["phase"], batches, raw["row"], raw["time_s"])
+    return Step(begins, raw["phase"], batches, raw["row"], raw["time_s"])
 
 
 def _moment(raw: dict[str, Any]) -> Moment:

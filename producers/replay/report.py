@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from producers.replay.columns import Format
-from producers.replay.log import Floats, Log
+from producers.replay.log import Floats, TrafficLog
 from producers.replay.match import Mode
 from producers.replay.memory import Moment, Run
 from producers.replay.session import Played
@@ -19,8 +18,10 @@ from stream_app.core import wording
 from stream_app.core.agents import Agent, Status
 from stream_app.core.experiment import Comparison, Privacy
 
+_LISTED = 6  # arms in the verdict that is to stay one sentence
 
-def report(played: Played, form: Format = Format.AUTO) -> dict[str, Any]:
+
+def report(played: Played) -> dict[str, Any]:
     """Everything, in values that JSON has."""
     run = played.runs[0]
     survey = played.survey
@@ -42,21 +43,21 @@ def report(played: Played, form: Format = Format.AUTO) -> dict[str, Any]:
         "rows": _rows(played),
         "choice_p": survey.choice_p(),
         "days": survey.day_table(),
-        "warnings": _warnings(played, form),
+        "warnings": _warnings(played),
         "privacy": _privacy(plan.experiment.privacy),
         "course": moments,
     }
 
 
 def survey_report(
-    log: Log, survey: Survey, mode: Mode, known: Sequence[str] | None
+    log: TrafficLog, survey: Survey, mode: Mode, known: Sequence[str] | None
 ) -> dict[str, Any]:
     """What `--dry-run` found."""
     rates = survey.rates
     bounds = survey.intervals()
     return {
         "files": [source.name for source in log.sources],
-        "format": str(log.form),
+        "format": log.form.name,
         "columns": log.columns.named(),
         "rows": {
             "read": log.rows,
@@ -100,7 +101,7 @@ def verdict(run: Run) -> dict[str, Any]:
             Status.EXHAUSTED: f"no further phase fits into the horizon of {experiment.horizon:,}",
             Status.STOPPED: "the experiment was stopped",
         }.get(state.status, "the log ended")
-        listed = ", ".join(left[:6]) + (", ..." if len(left) > 6 else "")
+        listed = ", ".join(left[:_LISTED]) + (", ..." if len(left) > _LISTED else "")
         said = (
             f"Undecided: {why} {at} with {len(left)} arms left ({listed}): what they gave is too "
             f"close to tell apart; leader {leader}."
@@ -176,8 +177,8 @@ def course(run: Run) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for epoch, group in groupby(run.moments, key=lambda moment: moment.epoch):
         moments = list(group)
-        beside = tuple(arm for moment in moments for arm in moment.arms)
-        state = replace(run.state, epoch=epoch, arms=beside)
+        arms_of_all = tuple(arm for moment in moments for arm in moment.arms)
+        state = replace(run.state, epoch=epoch, arms=arms_of_all)
         means = agent.means(state)
         intervals = agent.intervals(state)
         for i, moment in enumerate(moments):
@@ -243,15 +244,15 @@ def _skipped(skipped: dict[str, Any]) -> dict[str, Any]:
     return {reason: {"rows": one.rows, "first": one.first} for reason, one in skipped.items()}
 
 
-def _warnings(played: Played, form: Format) -> list[str]:
+def _warnings(played: Played) -> list[str]:
     found = played.survey.warnings(played.plan.mode)
     if played.capped:
         found.append(
             f"{played.capped:,} rows have a propensity below --min-propensity and count less than "
             "they should: a little bias for more rows"
         )
-    if form is Format.OBD and not played.filtered:
-        found.append("obd: one page view has three rows; --where position=1 keeps one per view")
+    if played.form.unfiltered_warning is not None and not played.filtered:
+        found.append(played.form.unfiltered_warning)
     return found
 
 

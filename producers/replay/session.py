@@ -16,8 +16,9 @@ import numpy as np
 from producers.replay import position
 from producers.replay.compare import others
 from producers.replay.files import fingerprint
-from producers.replay.log import Floats, Log, Skipped
-from producers.replay.match import Matcher, Mode, Place, Rows, make
+from producers.replay.log import Floats, Skipped, TrafficLog
+from producers.replay.log_format import LogFormat
+from producers.replay.match import LogPosition, Matcher, Mode, RowsInOrder, make
 from producers.replay.memory import Player, Run
 from producers.replay.noise import fresh_key
 from producers.replay.stream import Driver
@@ -29,7 +30,7 @@ from stream_app.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReplayPlan:
     """What to play, and how."""
 
     experiment: Experiment
@@ -43,20 +44,20 @@ class Plan:
 class Played:
     """What a replay gave: the log's own figures and each agent's run, the asked one first."""
 
-    plan: Plan
+    plan: ReplayPlan
     through: str
     files: list[str]
+    form: LogFormat
     rows: int
     filtered: int
     skipped: dict[str, Skipped]
     survey: Survey
-    arms: list[str]
     runs: list[Run] = field(default_factory=list)
     kept: float | None = None  # `weighted`: the share of rows that survive
     capped: int = 0  # rows whose propensity is below --min-propensity
 
 
-def look(log: Log) -> Survey:
+def look(log: TrafficLog) -> Survey:
     """The log's own figures, from one reading. Raises if anything in it is wrong."""
     survey = Survey()
     with closing(log.chunks()) as chunks:
@@ -65,7 +66,7 @@ def look(log: Log) -> Survey:
     return survey
 
 
-def in_memory(log: Log, plan: Plan, *, _key: bytes | None = None) -> Played:
+def in_memory(log: TrafficLog, plan: ReplayPlan, *, _key: bytes | None = None) -> Played:
     """Play a log without Kafka. `_key` is for tests only: it fixes the noise."""
     key = _key or fresh_key()
     making = _matchers(log, plan)
@@ -77,8 +78,8 @@ def in_memory(log: Log, plan: Plan, *, _key: bytes | None = None) -> Played:
 
 async def through_kafka(
     settings: Settings,
-    log: Log,
-    plan: Plan,
+    log: TrafficLog,
+    plan: ReplayPlan,
     path: Path,
     *,
     speed: float | None = None,
@@ -101,7 +102,7 @@ async def through_kafka(
     played = _first_reading(log, plan, making, [], fresh_key(), "kafka")
     if create is not None:
         await create()
-    begins = known.step.place if known.step is not None else None
+    begins = known.step.begins if known.step is not None else None
     matcher = making(begins)
     with closing(log.chunks()) as chunks:
         driver = Driver(
@@ -112,15 +113,19 @@ async def through_kafka(
     return played
 
 
-def identity(log: Log, plan: Plan) -> str:
+def identity(log: TrafficLog, plan: ReplayPlan) -> str:
     """Tells this replay from another: the log's content and all that decides which rows count."""
-    chosen = repr((log.columns, log.form, plan.mode, plan.seed, plan.min_propensity))
+    # To the letter what it was when formats were an enumeration: a position file that an older
+    # version wrote must still be found to belong to its log.
+    form = f"<Format.{log.form.name.upper()}: {log.form.name!r}>"
+    mode = repr(plan.mode)
+    chosen = f"({log.columns!r}, {form}, {mode}, {plan.seed!r}, {plan.min_propensity!r})"
     return hashlib.blake2b((fingerprint(log.sources) + chosen).encode(), digest_size=16).hexdigest()
 
 
 def _first_reading(
-    log: Log,
-    plan: Plan,
+    log: TrafficLog,
+    plan: ReplayPlan,
     making: Callable[[], Matcher],
     players: list[Player],
     key: bytes,
@@ -130,7 +135,7 @@ def _first_reading(
     survey = Survey()
     arms = len(plan.experiment.arms)
     thinned = making()
-    thinning = thinned.thinning if isinstance(thinned, Rows) else None
+    thinning = thinned.thinning if isinstance(thinned, RowsInOrder) else None
     with closing(log.chunks()) as chunks:
         for chunk in chunks:
             survey.add(chunk, arms)
@@ -139,16 +144,23 @@ def _first_reading(
             if thinning is not None:
                 thinning.keeps(chunk)
     played = Played(
-        plan, through, [source.name for source in log.sources], log.rows, log.filtered,
-        log.skipped, survey, log.arms, [player.run for player in compared],
-    )  # fmt: skip
+        plan=plan,
+        through=through,
+        files=[source.name for source in log.sources],
+        form=log.form,
+        rows=log.rows,
+        filtered=log.filtered,
+        skipped=log.skipped,
+        survey=survey,
+        runs=[player.run for player in compared],
+    )
     if thinning is not None:
         played.kept = thinning.kept / thinning.seen
         played.capped = thinning.capped
     return played
 
 
-def _matchers(log: Log, plan: Plan) -> Callable[..., Matcher]:
+def _matchers(log: TrafficLog, plan: ReplayPlan) -> Callable[..., Matcher]:
     """Makes matchers; `weighted` reads the log once for each arm's least propensity."""
     arms = len(plan.experiment.arms)
     floors: Floats | None = None
@@ -161,7 +173,7 @@ def _matchers(log: Log, plan: Plan) -> Callable[..., Matcher]:
         if plan.min_propensity is not None:
             floors = np.maximum(floors, plan.min_propensity)
 
-    def making(begins: Place | None = None) -> Matcher:
-        return make(plan.mode, arms, floors, plan.seed, begins or Place(0, (0,) * arms))
+    def making(begins: LogPosition | None = None) -> Matcher:
+        return make(plan.mode, arms, floors, plan.seed, begins or LogPosition(0, (0,) * arms))
 
     return making

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from producers.replay.follower import Follower
-from producers.replay.log import Chunk, Floats
+from producers.replay.log import Floats, LoggedRows
 from producers.replay.match import Matcher, Taken
 from producers.replay.memory import Run
 from producers.replay.noise import BatchNoise
-from producers.replay.position import Position, Step
+from producers.replay.position import PositionFile, Step
 from producers.transport import KafkaTransport, Transport
 from stream_app.core.agents import State, Status
 from stream_app.core.experiment import Experiment
@@ -27,15 +27,20 @@ from stream_app.kafka.record_batches import Rows
 from stream_app.settings import Settings
 from stream_app.wire.report_columns import encode_reports
 
-_MOST_AT_ONCE = 20_000  # reports in one sending; one is on its way while the next is made
-_PATIENCE_S = 60.0  # how long a full batch may wait for its sum
+# Reports in one sending; one is on its way while the next is made.
+MOST_AT_ONCE = 20_000
+# How long a full batch may wait for its sum: a second as a rule, but a stage that was killed has to
+# be missed by Kafka and to read again first.
+_PATIENCE_S = 60.0
+# The longest sleep before a row that is not due, so that the pace follows the clock, not a guess.
 _TICK_S = 0.5
-_RETRIES = 5
-_BACKOFF_S = 0.5
+# With the pauses between, 15 s: by then a partition that lost its leader has another.
+ATTEMPTS = 5
+_BACKOFF_S = 0.5  # doubled before it is used: 1, 2, 4 and 8 s
 
 
 @dataclass(slots=True)
-class _Batch:
+class _OutgoingBatch:
     """A batch on its way: how many rows it still needs, and whether reports are still sent."""
 
     batch_id: str
@@ -73,9 +78,9 @@ class Driver:
         self,
         settings: Settings,
         experiment: Experiment,
-        chunks: Iterator[Chunk],
+        chunks: Iterator[LoggedRows],
         matcher: Matcher,
-        position: Position,
+        position: PositionFile,
         *,
         speed: float | None = None,
         progress: Callable[[Run], None] = lambda _: None,
@@ -108,7 +113,7 @@ class Driver:
                 if short:
                     run.state = state
                     break
-                run.note(state, self._matcher.place)
+                run.note(state, self._matcher.position)
                 self._progress(run)
                 self._position.step = None
                 self._position.moments = run.moments
@@ -144,7 +149,7 @@ class Driver:
             self._experiment,
             replace(state, phase=step.phase),
             self._position.moments,
-            step.place.taken,
+            step.begins.taken,
             step.row,
             step.time_s,
         )
@@ -163,7 +168,7 @@ class Driver:
             for batch_id, batch in self._follower.batches.open.items()
         }
         self._position.step = Step(
-            self._matcher.place, run.state.phase, batches, run.row, run.time_s
+            self._matcher.position, run.state.phase, batches, run.row, run.time_s
         )
         self._position.moments = run.moments
         self._position.save()
@@ -173,7 +178,9 @@ class Driver:
         """Send the step's reports; returns the batches that the log had too few rows for."""
         offered = self._follower.batches.open
         batches = {
-            arm: _Batch(batch_id, size, self._noise(batch_id) if batch_id in offered else None)
+            arm: _OutgoingBatch(
+                batch_id, size, self._noise(batch_id) if batch_id in offered else None
+            )
             for batch_id, (arm, size) in step.batches.items()
         }
         while needs := {arm: batch.need for arm, batch in batches.items() if batch.need}:
@@ -181,7 +188,7 @@ class Driver:
             for arm, taken in given.items():
                 batches[arm].need -= len(taken.rows)
             run.used(list(given.values()))
-            run.taken = self._matcher.place.taken
+            run.taken = self._matcher.position.taken
             await self._send([(batches[arm], taken) for arm, taken in given.items()])
             self._progress(run)
             if not any(batch.need for batch in batches.values()):
@@ -201,7 +208,7 @@ class Driver:
         mechanism = self._follower.batches.open[batch_id].terms.mechanism
         return BatchNoise(mechanism, self._position.key, batch_id)
 
-    async def _send(self, given: list[tuple[_Batch, Taken]]) -> None:
+    async def _send(self, given: list[tuple[_OutgoingBatch, Taken]]) -> None:
         """Send rows as reports, when they are due."""
         open_ones = [(batch, taken) for batch, taken in given if batch.noise is not None]
         if not open_ones:
@@ -217,7 +224,7 @@ class Driver:
             if wait_s > 0:
                 await asyncio.sleep(min(wait_s, _TICK_S))
                 continue
-            last = min(len(order), first + _MOST_AT_ONCE)
+            last = min(len(order), first + MOST_AT_ONCE)
             if self._pace.paced:
                 last = min(last, first + self._due_by_now(due[first:last]))
             await self._put(reports[order[first:last]])
@@ -242,12 +249,12 @@ class Driver:
         await asyncio.sleep(0)
 
     async def _deliver(self, reports: Rows) -> None:
-        for attempt in range(1, _RETRIES + 1):
+        for attempt in range(1, ATTEMPTS + 1):
             try:
                 await self._transport.send([reports])
                 return
             except Unavailable:
-                if attempt == _RETRIES:
+                if attempt == ATTEMPTS:
                     raise
                 await asyncio.sleep(_BACKOFF_S * 2**attempt)
 
@@ -264,7 +271,7 @@ class Driver:
         )
 
 
-def _encoded(batch: _Batch, taken: Taken) -> Rows:
+def _encoded(batch: _OutgoingBatch, taken: Taken) -> Rows:
     assert batch.noise is not None
     ones = batch.noise.encode(taken.rewards).tolist()
     return encode_reports(batch.batch_id, batch.noise.ids(len(ones)), ones)

@@ -12,12 +12,17 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from producers.replay.log import Chunk, Floats
+from producers.replay.log import Floats, LoggedRows
 
 # A warning that is wrong has this probability, for each of the tests.
 LEVEL = 1e-3
 _DAY_S = 86_400
-_Z95 = 1.959964
+# Of a log with these, no mode is worth a word: the largest propensity over the least.
+_EVEN_RATIO = 1.05
+_Z95 = 1.959964  # the normal distribution's quantile of 97.5%
+# Keep a division by an arm's sum defined: without rows, and where every propensity is 1.
+_LEAST_WORTH = 1e-300
+_LEAST_VARIANCE = 1e-9
 
 
 @dataclass(slots=True)
@@ -43,11 +48,10 @@ class Survey:
     most: float = 0.0  # the largest p
     weighted: bool = False
     days: dict[int, Day] = field(default_factory=dict)
-    first_s: float | None = None
     last_s: float | None = None
     backwards: int = 0  # rows that are earlier than the row before
 
-    def add(self, chunk: Chunk, arms: int) -> None:
+    def add(self, chunk: LoggedRows, arms: int) -> None:
         """Count some more rows; `arms` is how many are known by now."""
         self._grow(arms)
         self.rows += len(chunk)
@@ -58,7 +62,7 @@ class Survey:
         if chunk.times is not None:
             self._add_times(chunk, chunk.times, arms)
 
-    def _add_propensities(self, chunk: Chunk, propensities: Floats, arms: int) -> None:
+    def _add_propensities(self, chunk: LoggedRows, propensities: Floats, arms: int) -> None:
         self.weighted = True
         inverse = 1 / propensities
         self.inverse += np.bincount(chunk.arms, inverse, arms)
@@ -67,24 +71,23 @@ class Survey:
         np.minimum.at(self.least, chunk.arms, propensities)
         self.most = max(self.most, float(propensities.max()))
 
-    def _add_times(self, chunk: Chunk, times: Floats, arms: int) -> None:
+    def _add_times(self, chunk: LoggedRows, times: Floats, arms: int) -> None:
         before = times[0] if self.last_s is None else self.last_s
         self.backwards += int(np.sum(np.diff(times, prepend=before) < 0))
-        self.first_s = float(min(times.min(), np.inf if self.first_s is None else self.first_s))
         self.last_s = float(times[-1])
         days = (times // _DAY_S).astype(np.int64)
         for number in np.unique(days).tolist():
             of = days == number
             day = self.days.setdefault(number, Day(np.zeros(arms), np.zeros(arms)))
-            day.counts = _longer(day.counts, arms) + np.bincount(chunk.arms[of], minlength=arms)
-            day.rewards = _longer(day.rewards, arms) + np.bincount(
+            day.counts = _padded(day.counts, arms) + np.bincount(chunk.arms[of], minlength=arms)
+            day.rewards = _padded(day.rewards, arms) + np.bincount(
                 chunk.arms[of], chunk.rewards[of], arms
             )
 
     def _grow(self, arms: int) -> None:
         for name in ("counts", "rewards", "inverse", "spread", "lifted"):
-            setattr(self, name, _longer(getattr(self, name), arms))
-        self.least = _longer(self.least, arms, 1.0)
+            setattr(self, name, _padded(getattr(self, name), arms))
+        self.least = _padded(self.least, arms, 1.0)
 
     @property
     def rates(self) -> Floats:
@@ -100,7 +103,7 @@ class Survey:
         """Each rate's 95% interval; weighed rows count as (sum w)^2 / sum w^2 plain ones."""
         worth = self.counts
         if self.weighted:
-            worth = self.inverse**2 / np.maximum(self.spread + self.inverse, 1e-300)
+            worth = self.inverse**2 / np.maximum(self.spread + self.inverse, _LEAST_WORTH)
         pairs = zip(self.rates.tolist(), worth.tolist(), strict=True)
         return [wilson(rate, rows) for rate, rows in pairs]
 
@@ -113,26 +116,27 @@ class Survey:
         seen = self.counts > 0
         if not self.weighted:
             expected = self.rows / len(self.counts)
-            return _upper(float(np.sum((self.counts - expected) ** 2)) / expected, len(seen) - 1)
-        variance = np.maximum(self.spread[seen], 1e-9)
+            return _p_value(float(np.sum((self.counts - expected) ** 2)) / expected, len(seen) - 1)
+        variance = np.maximum(self.spread[seen], _LEAST_VARIANCE)
         centre = np.average(self.inverse[seen], weights=1 / variance)
         statistic = float(np.sum((self.inverse[seen] - centre) ** 2 / variance))
-        return _upper(statistic, int(seen.sum()) - 1)
+        return _p_value(statistic, int(seen.sum()) - 1)
 
     def shares_p(self) -> float:
         """P-value of every day having the same shares of arms (chi-square on days by arms)."""
-        return _homogeneous(np.array([day.counts for day in self.days.values()]))
+        return _p_value(*_chi_square(np.array([day.counts for day in self.days.values()])))
 
     def drift_p(self) -> float:
         """P-value of every day having the same rate, each arm on its own (for rewards 0 or 1)."""
-        statistic = degrees = 0.0
+        statistic = 0.0
+        degrees = 0.0
         for arm in range(len(self.counts)):
             ones = np.array([day.rewards[arm] for day in self.days.values()])
             table = np.stack([ones, [day.counts[arm] for day in self.days.values()] - ones])
             one, freedom = _chi_square(table)
-            statistic = statistic + one
-            degrees = degrees + freedom
-        return _upper(statistic, degrees)
+            statistic += one
+            degrees += freedom
+        return _p_value(statistic, degrees)
 
     def day_table(self) -> list[dict[str, Any]]:
         """Rows and rate of each day, of all arms and by arm."""
@@ -163,7 +167,11 @@ class Survey:
                 f"the arms were not chosen uniformly (chi-square p = {chance:.1g}): if the choice "
                 "depended on the user, rates are biased; log propensities and use --mode weighted"
             )
-        if self.weighted and mode != "weighted" and self.most > 1.05 * float(self.least.min()):
+        if (
+            self.weighted
+            and mode != "weighted"
+            and self.most > _EVEN_RATIO * float(self.least.min())
+        ):
             found.append(
                 f"propensities go from {self.least.min():.3g} to {self.most:.3g}: if they "
                 f"depend on the user, --mode {mode} is biased; --mode weighted is not"
@@ -197,7 +205,7 @@ def wilson(rate: float, rows: float) -> tuple[float, float]:
     return max(0.0, (centre - reach) / whole), min(1.0, (centre + reach) / whole)
 
 
-def _longer(array: Floats, size: int, fill: float = 0.0) -> Floats:
+def _padded(array: Floats, size: int, fill: float = 0.0) -> Floats:
     return np.concatenate([array, np.full(size - len(array), fill)])
 
 
@@ -211,9 +219,5 @@ def _chi_square(table: Floats) -> tuple[float, float]:
     return float(np.sum((table - expected) ** 2 / expected)), float(degrees)
 
 
-def _homogeneous(table: Floats) -> float:
-    return _upper(*_chi_square(table))
-
-
-def _upper(statistic: float, degrees: float) -> float:
+def _p_value(statistic: float, degrees: float) -> float:
     return float(stats.chi2.sf(statistic, degrees)) if degrees > 0 else 1.0

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-_MOST_ARMS = 20
-_MOST_DAYS = 14
+_MOST_ARMS = 20  # rows of the table of arms: a screen, not a page
+_MOST_DAYS = 14  # rows of the table of days: of a longer log every n-th is shown
 
 
 def text(found: dict[str, Any]) -> str:

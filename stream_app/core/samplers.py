@@ -1,7 +1,7 @@
 """How a client draws its share of the noise: tables, and samplers over the system's randomness.
 
 Every sampler takes 64 random bits at a time, each used once, so that a client in another language
-gets the same noise from the same draws (README, "Wire format").
+gets the same noise from the same draws (producers/PROTOCOL.md, "Noise").
 """
 
 import math

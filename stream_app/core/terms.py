@@ -1,9 +1,9 @@
 """What a batch promises: its canonical form, its self-certifying id, and the check of both.
 
 Client and shuffle stage make the same check before they touch a reward or a report, so that
-whoever writes assignments cannot weaken the noise (README, "Wire format"). The canonical form is
-JSON as RFC 8785 would print it: sorted keys, no spaces, UTF-8, and no number that a language could
-print in two ways: integers below 2**53, and decimal strings for all else.
+whoever writes assignments cannot weaken the noise (producers/PROTOCOL.md, "Terms"). The canonical
+form is JSON as RFC 8785 would print it: sorted keys, no spaces, UTF-8, and no number that a
+language could print in two ways: integers below 2**53, and decimal strings for all else.
 """
 
 import base64
@@ -58,10 +58,15 @@ _PARAMETERS = {
 class Limits:
     """What a client or a shuffle stage accepts at most, whatever the agent asks for."""
 
+    # The largest eps of a batch that is accepted, whatever the agent asks for.
     max_epsilon: Decimal = Decimal(2)
+    # The largest delta of a batch.
     max_delta: Decimal = Decimal("0.0001")
+    # The largest share of a batch that may be relied upon to add its noise.
     max_honest_fraction: Decimal = Decimal(1)
+    # The largest number of users in a batch.
     max_batch_size: int = 1_000_000_000
+    # The longest attribution window.
     max_attribution_ms: int = 7 * 24 * 3600 * 1000
 
 

@@ -3,7 +3,7 @@
 Pure and synchronous: which batches are open is told by `open` and `close`; each report is
 `accept`ed or refused with a reason. A window holds the ids it has counted, the total of ones, and
 where its first and last report stand in the log; of the rewards nothing else, and nothing leaves
-before the window is full (README, "Who sees what").
+before the window is full (README, "How it works").
 """
 
 from collections import Counter

@@ -6,10 +6,12 @@ says. Knows HTTP; not what readiness means.
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiohttp import web
 
 from stream_app.errors import Unavailable
+from stream_app.metrics.http_guard import refusal
 from stream_app.metrics.instruments import Metrics
 from stream_app.settings import MetricsSettings
 
@@ -28,7 +30,9 @@ async def serving(
     if settings.port == 0:
         yield
         return
-    runner = web.AppRunner(_pages(metrics, unready), access_log=None, shutdown_timeout=_STOP_S)
+    runner = web.AppRunner(
+        _pages(settings.host, metrics, unready), access_log=None, shutdown_timeout=_STOP_S
+    )
     await runner.setup()
     try:
         await _listen(runner, settings)
@@ -48,7 +52,16 @@ async def _listen(runner: web.AppRunner, settings: MetricsSettings) -> None:
         ) from None
 
 
-def _pages(metrics: Metrics, unready: Unready) -> web.Application:
+def _pages(host: str, metrics: Metrics, unready: Unready) -> web.Application:
+    @web.middleware
+    async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
+        refused = refusal(request, host, "metrics")
+        if refused is not None:
+            status, reason = refused
+            return web.json_response({"error": reason}, status=status)
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
     async def expose(_request: web.Request) -> web.Response:
         metrics.ready.set(not unready())
         return web.Response(body=metrics.expose(), headers={"Content-Type": _TEXT})
@@ -62,7 +75,7 @@ def _pages(metrics: Metrics, unready: Unready) -> web.Application:
             {"ready": not reasons, "waiting_for": reasons}, status=503 if reasons else 200
         )
 
-    app = web.Application()
+    app = web.Application(middlewares=[guard])
     app.router.add_get("/metrics", expose)
     app.router.add_get("/healthz", health)
     app.router.add_get("/readyz", ready)

@@ -15,8 +15,9 @@ import orjson
 from aiohttp import web
 
 from stream_app.errors import Unavailable
+from stream_app.metrics.http_guard import refusal
 from stream_app.monitor.events import Channel, Streams
-from stream_app.monitor.server import add_headers, refusal
+from stream_app.monitor.server import add_headers
 from stream_app.monitor.view import View
 from stream_app.settings import MonitorSettings
 
@@ -84,7 +85,7 @@ def _files() -> dict[str, tuple[bytes, str]]:
 def _guard(host: str) -> Any:
     @web.middleware
     async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
-        refused = refusal(request, host)
+        refused = refusal(request, host, "monitor")
         if refused is not None and request.match_info.http_exception is None:
             status, reason = refused
             answer: web.StreamResponse = _json({"error": reason}, status)

@@ -4,7 +4,6 @@ Knows sockets and headers, not what the pages say.
 """
 
 import asyncio
-import ipaddress
 from typing import Any
 
 from aiohttp import web
@@ -95,30 +94,3 @@ class _TooManyConnections(asyncio.Protocol):
 async def add_headers(_request: web.Request, response: web.StreamResponse) -> None:
     """Every answer says what a browser may do with it: show it here, and nothing else."""
     response.headers.update(_HEADERS)
-
-
-def refusal(request: web.Request, host: str) -> tuple[int, str] | None:
-    """Status and reason why a request to a server on `host` is not served; None if it is.
-
-    A server on a loopback address answers to local names only: otherwise a page elsewhere could
-    give itself a name that leads here, and read what it likes (DNS rebinding).
-    """
-    if request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and (
-        request.headers.get("Sec-Fetch-Mode") != "navigate"
-    ):
-        return 403, "no page of another origin may read this"
-    asked, _, _ = request.host.removeprefix("[").partition("]" if "[" in request.host else ":")
-    if _loopback(host) and not _loopback(asked):
-        return 403, "this server answers to localhost only; see the setting monitor.host"
-    if request.can_read_body:
-        return 413, "a request has no body here"
-    return None
-
-
-def _loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,6 +1,6 @@
 """What stands on each topic: formats, and the only validation of what comes in.
 
-Everything is JSON, keyed by the experiment's name; README, "Wire format", describes it for clients
+Everything is JSON, keyed by the experiment's name; producers/PROTOCOL.md describes it for clients
 in other languages. Parsers raise InvalidInput and nothing else, whatever the bytes. Nothing here
 knows a consumer, a producer or a clock.
 

@@ -106,8 +106,8 @@ def test_define() -> None:
 
     assert state.status is Status.RUNNING
     assert [batch.sequence for batch in state.open] == [1, 2, 3]
-    assert shuffle.refused_terms == 0
-    assert len(shuffle._windows) == 3
+    assert shuffle.counts()["refused"] == 0
+    assert len(shuffle.windows) == 3
 
 
 def test_redefine_with_the_same_content() -> None:

@@ -72,4 +72,4 @@ def _drain(openings: list[Record], chunks: list[list[Record]], metrics: Metrics 
     if metrics is not None and stage is not None:
         metrics.expose()
         stage.closed(0)
-    assert state.accepted == _REPORTS
+    assert state.counts()["accepted"] == _REPORTS

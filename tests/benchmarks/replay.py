@@ -16,7 +16,7 @@ from producers.replay import session
 from producers.replay.columns import Columns
 from producers.replay.files import Source
 from producers.replay.follower import Follower
-from producers.replay.log import Log
+from producers.replay.log import TrafficLog
 from producers.replay.match import Mode
 from producers.replay.report import report
 from producers.transport import KafkaTransport
@@ -31,9 +31,9 @@ from stream_app.wire.report_columns import encode_reports
 from tests.benchmarks.harness import Outcome, compare, seconds
 from tests.integration.service import settings_for, topics, workers
 
-_ROWS = 1_000_000
+_ROWS = 1_000_000  # some seconds of reading, so that starting up does not count
 _ARMS = ("a", "b", "c", "d")
-_numbers = count()
+_numbers = count()  # of experiments: each round needs a name of its own
 
 
 def outcomes() -> Iterator[Outcome]:
@@ -45,7 +45,9 @@ def outcomes() -> Iterator[Outcome]:
             "replay --through memory, 1e6 CSV rows, three agents, report",
             "pandas.read_csv of the same file",
             seconds(lambda: pd.read_csv(path)),
-            seconds(lambda: report(session.in_memory(_read(path), session.Plan(_experiment())))),
+            seconds(
+                lambda: report(session.in_memory(_read(path), session.ReplayPlan(_experiment())))
+            ),
             target=3.0,
         )
         with LocalBroker() as broker:
@@ -79,8 +81,8 @@ def _log(folder: Path) -> Path:
     return path
 
 
-def _read(path: Path) -> Log:
-    return Log([Source(path, path.name)], Columns(), arms=_ARMS)
+def _read(path: Path) -> TrafficLog:
+    return TrafficLog([Source(path, path.name)], Columns(), arms=_ARMS)
 
 
 def _experiment() -> Experiment:
@@ -116,8 +118,8 @@ async def _bare(settings: Settings) -> float:
         state = await follower.until(
             lambda _, ids=set(opened): not ids & set(follower.batches.open), 60, ""
         )
-        spent = spent + time.monotonic() - began
-        reports = reports + sum(map(len, ready))
+        spent += time.monotonic() - began
+        reports += sum(map(len, ready))
     following.cancel()
     await transport.close()
     return spent / reports
@@ -134,7 +136,7 @@ async def _replayed(settings: Settings, path: Path, folder: Path) -> float:
     """Reading, checking and sending; the agents to compare with are not of this measure."""
     experiment = _experiment()
     await registry.create(settings.kafka, experiment)
-    plan = dataclasses.replace(session.Plan(experiment, Mode.QUEUE), compare=False)
+    plan = dataclasses.replace(session.ReplayPlan(experiment, Mode.QUEUE), compare=False)
     began = time.monotonic()
     played = await session.through_kafka(settings, _read(path), plan, folder / experiment.name)
     return (time.monotonic() - began) / sum(played.runs[0].taken)

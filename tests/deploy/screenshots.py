@@ -1,4 +1,4 @@
-"""Takes the README's pictures of Grafana from a real run: python -m tests.deploy.screenshots"""
+"""Takes the documents' pictures of Grafana from a real run: python -m tests.deploy.screenshots"""
 
 import contextlib
 import shutil

@@ -60,9 +60,9 @@ def test_every_metric_is_shown_and_every_shown_metric_exists() -> None:
     assert defined() == named(DASHBOARD.read_text()) | named(RULES.read_text())
 
 
-def test_readme_names_every_metric() -> None:
+def test_the_document_names_every_metric() -> None:
     """And no others."""
-    assert defined() == named((ROOT / "README.md").read_text())
+    assert defined() == named((ROOT / "deploy" / "MONITORING.md").read_text())
 
 
 @pytest.mark.parametrize("file", ["prometheus.yml", "rules.yml"])

@@ -13,7 +13,6 @@ from stream_app.core.mechanisms import Binomial, DiscreteLaplace, MechanismName,
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "deploy" / "SECURITY.md").read_text()
-README = (ROOT / "README.md").read_text()
 
 
 def laplace(users: int = threats.USERS) -> DiscreteLaplace:
@@ -41,14 +40,15 @@ def test_the_page_has_the_figures_in_its_text() -> None:
     assert f"has {half.variance / laplace().variance:.1f} times the variance" in PAGE
 
 
-def test_the_readme_has_the_same_figures() -> None:
+def test_the_summary_has_the_same_figures() -> None:
+    """What the page says in short."""
     both = (binomial(), laplace())
     deltas = [threats.delta_left(mechanism, 500) for mechanism in both]
     left = [threats.upward(threats.epsilon_left(d, float(threats.DELTA))) for d in deltas]
     moved = [threats.upward(threats.reach(mechanism), 2) for mechanism in both]
 
-    assert f"eps is {left[0]} (binomial) or {left[1]} (discrete Laplace)" in README
-    assert f"up to {moved[0]} rewards each there (binomial) or {moved[1]} (discrete" in README
+    assert f"eps is {left[0]} (binomial) or {left[1]} (discrete Laplace)" in PAGE
+    assert f"up to {moved[0]} rewards each there (binomial) or {moved[1]} (discrete" in PAGE
 
 
 @pytest.mark.parametrize("honest", [800, 500, 200])

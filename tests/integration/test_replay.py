@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from producers.replay import session
 from producers.replay.columns import Columns
 from producers.replay.match import Mode
-from producers.replay.session import Plan
+from producers.replay.session import ReplayPlan
 from stream_app import kafka, registry
 from stream_app.cli import cli
 from stream_app.core.agents import Status
@@ -67,7 +67,7 @@ async def test_decisions_are_those_of_memory(broker: LocalBroker, tmp_path: Path
         for mode in Mode:
             for order in ("sequential", "interleaved"):
                 definition = experiment(name=f"{mode}.{order}", order=order, horizon=10_000)
-                plan = Plan(definition, mode, compare=False)
+                plan = ReplayPlan(definition, mode, compare=False)
                 await registry.create(settings.kafka, definition)
                 await assigned(settings, definition.name)
                 streamed = await session.through_kafka(
@@ -99,7 +99,7 @@ async def test_the_pace_is_the_log_s_own(broker: LocalBroker, tmp_path: Path) ->
         """3 000 rows in 3 s."""
         path = write_timed(tmp_path / f"{speed:g}.csv", 3_000, speed / 1000)
         definition = experiment(name=f"speed-{speed:g}")
-        plan = Plan(definition, compare=False)
+        plan = ReplayPlan(definition, compare=False)
         await registry.create(settings.kafka, definition)
         await assigned(settings, definition.name)
         at = tmp_path / definition.name
@@ -165,7 +165,9 @@ async def test_a_killed_replay_goes_on(broker: LocalBroker, tmp_path: Path) -> N
         out, _ = await asyncio.wait_for(process.communicate(), 60)
 
     definition = (await last_assignment(settings, "killed")).experiment
-    direct = session.in_memory(log(path), Plan(definition, compare=False), _key=bytes.fromhex(key))
+    direct = session.in_memory(
+        log(path), ReplayPlan(definition, compare=False), _key=bytes.fromhex(key)
+    )
     assert 0 == process.returncode
     assert (await last_assignment(settings, "killed")).state == direct.runs[0].state
     assert json.loads(out)["verdict"]["row"] == direct.runs[0].row

@@ -36,6 +36,21 @@ async def test_pages() -> None:
             assert "\nshufflebandit_ready 1.0\n" in await answer.text()
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz"])
+async def test_another_name_is_refused(path: str) -> None:
+    """A page elsewhere that gives itself a name which leads here reads nothing (DNS rebinding)."""
+    settings = MetricsSettings(port=free_port())
+    url = f"http://127.0.0.1:{settings.port}{path}"
+    async with endpoint.serving(settings, Metrics(), list), ClientSession() as session:
+        async with session.get(url, headers={"Host": "evil.example"}) as answer:
+            assert 403 == answer.status
+            assert "metrics.host" in (await answer.json())["error"]
+        async with session.get(url, headers={"Sec-Fetch-Site": "cross-site"}) as answer:
+            assert 403 == answer.status
+        async with session.get(url, headers={"Host": f"localhost:{settings.port}"}) as answer:
+            assert 200 == answer.status
+
+
 async def test_port_in_use() -> None:
     """One line that names the setting and the remedy."""
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -1,4 +1,4 @@
-"""Takes the README's screenshots from a real run: python -m tests.monitor.screenshots"""
+"""Takes the documents' pictures of the page from a real run: python -m tests.monitor.screenshots"""
 
 import contextlib
 import re

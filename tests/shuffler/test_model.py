@@ -273,7 +273,7 @@ class Life(RuleBasedStateMachine):
         offset = self.worker.state.restart_offset()
         assert offset >= self.last_restart_offset
         self.last_restart_offset = offset
-        for window in self.worker.state._windows.values():
+        for window in self.worker.state.windows.values():
             if window.unsaved_first is not None:
                 assert offset <= window.unsaved_first.offset
 
@@ -291,12 +291,12 @@ class Life(RuleBasedStateMachine):
         self.worker.run()
         audit(self.kafka)
         listed = {batch(name, s).batch_id.encode() for name in EXPERIMENTS for s in self.open[name]}
-        assert set(self.worker.state._windows) <= listed
+        assert set(self.worker.state.windows) <= listed
         saved = {r.key: r.value for r in self.kafka.records("windows") if r.key != SAVED}
         kept = {
             orjson.loads(value)["batch"].encode() for value in saved.values() if value is not None
         }
-        assert kept <= set(self.worker.state._windows)
+        assert kept <= set(self.worker.state.windows)
         committed = {orjson.loads(r.value or b"")["batch"] for r in self.kafka.records("sums")}
         for name in EXPERIMENTS:
             for sequence in self.open[name]:

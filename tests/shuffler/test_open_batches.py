@@ -53,8 +53,8 @@ def test_tampered_terms_under_an_honest_id(tamper: Tamper) -> None:
     worker = Worker(kafka)
 
     assert worker.run() == []
-    assert worker.state.refused_terms == 1
-    assert worker.state.accepted == 0
+    assert worker.state.counts()["refused"] == 1
+    assert worker.state.counts()["accepted"] == 0
 
 
 WEAK: dict[str, Tamper] = {
@@ -97,7 +97,7 @@ def test_weak_terms_under_their_own_id(tamper: Tamper) -> None:
     worker = Worker(kafka)
 
     assert len(worker.run()) == 1
-    assert worker.state.refused_terms == 1
+    assert worker.state.counts()["refused"] == 1
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_extreme_noise(trials: int, numerator: int) -> None:
     worker = Worker(kafka)
 
     assert len(worker.run()) == 1
-    assert worker.state.refused_terms == 1
+    assert worker.state.counts()["refused"] == 1
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_own_limits(limits: Limits, refused: bool) -> None:
     worker = Worker(kafka, limits)
 
     assert (worker.run() == []) is refused
-    assert worker.state.refused_terms == refused
+    assert worker.state.counts()["refused"] == refused
 
 
 def test_other_mechanisms() -> None:
@@ -178,7 +178,7 @@ def test_second_terms_in_one_assignment() -> None:
     worker.run()
 
     assert set(audit(kafka)) == {first.batch_id}
-    assert worker.state.refused_terms == 1
+    assert worker.state.counts()["refused"] == 1
 
 
 def test_second_terms_later() -> None:
@@ -197,7 +197,7 @@ def test_second_terms_later() -> None:
     worker.run()
 
     assert set(audit(kafka)) == {first.batch_id}
-    assert worker.state.refused_terms == 2
+    assert worker.state.counts()["refused"] == 2
 
 
 def test_second_terms_after_a_restart() -> None:
@@ -248,7 +248,7 @@ def test_broken_assignment_leaves_windows_alone(value: bytes | None) -> None:
 
     worker.run()
 
-    assert worker.state.refused_terms == 2
+    assert worker.state.counts()["refused"] == 2
     assert set(audit(kafka)) == {batch.batch_id}
 
 
@@ -261,7 +261,7 @@ def test_refusals_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
             kafka.append("assignments", b"demo", b"?")
             worker.tail()
 
-    assert worker.state.refused_terms == 5
+    assert worker.state.counts()["refused"] == 5
     assert len(caplog.records) == 1
 
 
@@ -273,7 +273,7 @@ def test_the_log_is_not_flooded(caplog: pytest.LogCaptureFixture) -> None:
         kafka.append("assignments", b"k%d" % number, b"?")
     worker.tail()
 
-    assert worker.state.refused_terms == 1_500
+    assert worker.state.counts()["refused"] == 1_500
     assert len(caplog.records) == 1_000
 
 

@@ -31,7 +31,7 @@ def test_exact_size() -> None:
 
     assert [output.topic for output in outputs] == ["sums"]
     assert refusals(worker) == {"late": 2}
-    assert worker.state.accepted == 3
+    assert worker.state.counts()["accepted"] == 3
     assert audit(kafka)[batch.batch_id]["last"] == {"offset": 2, "time_ms": 1_002}
 
 
@@ -134,7 +134,7 @@ def test_every_reason() -> None:
     outputs = worker.run()
 
     assert outputs == []
-    assert worker.state.accepted == 1
+    assert worker.state.counts()["accepted"] == 1
     assert refusals(worker) == {
         "malformed": 1,
         "oversized": 1,

@@ -133,7 +133,7 @@ def test_list_beside_the_first_sums() -> None:
     again = Worker(kafka)
 
     assert again.read["sums"] == 1
-    assert (again.flush(), again.state.refused_terms) == ([], 0)
+    assert (again.flush(), again.state.counts()["refused"]) == ([], 0)
 
 
 def test_aborted_list_is_not_believed() -> None:
@@ -157,7 +157,7 @@ def test_list_that_cannot_be_read(damage: bytes | None) -> None:
     worker = Worker(kafka).recovered()
 
     assert worker.read["sums"] == 30
-    assert worker.state.refused_terms == (damage is not None)
+    assert worker.state.counts()["refused"] == (damage is not None)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 29])

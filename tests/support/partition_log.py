@@ -18,6 +18,7 @@ import orjson
 
 from stream_app.core.mechanisms import Promise, calibrate
 from stream_app.core.terms import Limits, Terms
+from stream_app.core.window import Refusal
 from stream_app.kafka.record_batches import Block
 from stream_app.runtime.stage import Output
 from stream_app.shuffler.partition import ShufflePartition
@@ -304,7 +305,9 @@ def by_key(output: Output) -> tuple[str, bytes]:
 
 
 def refusals(worker: Worker) -> dict[str, int]:
-    return {str(reason): count for reason, count in worker.state.refused.items() if count}
+    """The reports that were refused, by reason; only what was seen."""
+    counts = worker.state.counts()
+    return {str(reason): counts[reason] for reason in Refusal if counts[reason]}
 
 
 def filled(kafka: Kafka, batch: Terms, first: int, count: int | None = None) -> None:

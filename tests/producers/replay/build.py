@@ -2,6 +2,8 @@
 
 import asyncio
 import csv
+import gzip
+import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from producers.replay.columns import Columns, Format
+from producers.replay.columns import Columns
 from producers.replay.files import Source
-from producers.replay.log import Chunk, Log
+from producers.replay.log import LoggedRows, TrafficLog
+from producers.replay.log_format import LogFormat
 from stream_app.core.agents import Agent, Status
 from stream_app.core.experiment import Experiment
 from stream_app.core.window import Window, open_window
@@ -24,6 +27,21 @@ from stream_app.wire.sum import decode_sum, encode_sum
 from tests.producers.build import split
 
 KEY = bytes(range(32))
+ROWS = [
+    ("a", "1", "2024-01-01 10:00:00", "u1", "0.5"),
+    ("b", "no", "2024-01-01T10:00:01Z", "u2", "0.25"),
+    ("c", "0.25", "2024-01-02", "u1", "0.25"),
+    ("a", "TRUE", "1704189600", "u3", "1"),
+]
+NAMES = ("arm", "reward", "time", "user", "p")
+ALL = Columns("arm", "reward", "time", None, "p")
+# What `read` makes of them.
+EXPECTED = (
+    [0, 1, 2, 0],
+    [1, 0, 0.25, 1],
+    [1704103200.0, 1704103201.0, 1704153600.0, 1704189600.0],
+    [0.5, 0.25, 0.25, 1],
+)
 
 
 def experiment(arms: Sequence[str] = ("a", "b", "c"), **changes: Any) -> Experiment:
@@ -47,21 +65,62 @@ def write(path: Path, header: Sequence[str], rows: Sequence[Sequence[object]]) -
 def log(
     *paths: Path,
     columns: Columns | None = None,
-    form: Format = Format.AUTO,
+    form: LogFormat | None = None,
     arms: Sequence[str] | None = ("a", "b", "c"),
-) -> Log:
+) -> TrafficLog:
     sources = [Source(path, path.name) for path in paths]
-    return Log(sources, columns or Columns(), form, arms)
+    return TrafficLog(sources, columns or Columns(), form, arms)
 
 
-def drawn(seed: int, rows: int, means: Sequence[float], size: int = 10_000) -> Iterator[Chunk]:
+def read(found: TrafficLog) -> tuple[list[int], list[float], list[float], list[float]]:
+    arms: list[int] = []
+    rewards: list[float] = []
+    times: list[float] = []
+    chances: list[float] = []
+    for chunk in found.chunks():
+        arms += chunk.arms.tolist()
+        rewards += chunk.rewards.tolist()
+        times += chunk.times.tolist() if chunk.times is not None else []
+        chances += chunk.propensities.tolist() if chunk.propensities is not None else []
+    return arms, rewards, times, chances
+
+
+def written(folder: Path, kind: str) -> Path:
+    """The same rows in a format, perhaps compressed."""
+    form, _, packed = kind.partition(".")
+    path = folder / f"log.{form}"
+    if form == "csv":
+        write(path, NAMES, ROWS)
+    elif form == "jsonl":
+        path.write_text("\n".join(json.dumps(dict(zip(NAMES, r, strict=True))) for r in ROWS))
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table(dict(zip(NAMES, zip(*ROWS, strict=True), strict=True))), path)
+    if packed == "gz":
+        path = _packed(path, gzip.compress(path.read_bytes()), ".gz")
+    elif packed == "zst":
+        import zstandard
+
+        path = _packed(path, zstandard.ZstdCompressor().compress(path.read_bytes()), ".zst")
+    return path
+
+
+def _packed(path: Path, content: bytes, ending: str) -> Path:
+    packed = path.with_name(path.name + ending)
+    packed.write_bytes(content)
+    return packed
+
+
+def drawn(seed: int, rows: int, means: Sequence[float], size: int = 10_000) -> Iterator[LoggedRows]:
     """A uniform log with these means, in chunks."""
     rng = np.random.default_rng(seed)
     for start in range(0, rows, size):
         count = min(size, rows - start)
         arms = rng.integers(0, len(means), count).astype(np.int16)
         rewards = (rng.random(count) < np.array(means)[arms]).astype(np.float64)
-        yield Chunk(start, arms, rewards)
+        yield LoggedRows(start, arms, rewards)
 
 
 def write_drawn(path: Path, seed: int, rows: int, means: Sequence[float]) -> Path:

@@ -1,21 +1,21 @@
 import numpy as np
 import pytest
 
-from producers.replay.log import Chunk
-from producers.replay.match import Matcher, Mode, Place, Rows, make
+from producers.replay.log import LoggedRows
+from producers.replay.match import LogPosition, Matcher, Mode, RowsInOrder, make
 from producers.replay.survey import Survey
 
 # |z| > 5 for one of at most 16 means has probability 16 * 5.7e-7 < 1e-5.
 Z = 5.0
 
 
-def chunk(arms: str, rewards: str, start: int = 0) -> Chunk:
+def chunk(arms: str, rewards: str, start: int = 0) -> LoggedRows:
     codes = np.array([ord(a) - ord("a") for a in arms], dtype=np.int16)
-    return Chunk(start, codes, np.array([float(r) for r in rewards]))
+    return LoggedRows(start, codes, np.array([float(r) for r in rewards]))
 
 
-def matcher(mode: Mode, arms: int = 2, begins: Place | None = None) -> Matcher:
-    return make(mode, arms, None, 1, begins or Place(0, (0,) * arms))
+def matcher(mode: Mode, arms: int = 2, begins: LogPosition | None = None) -> Matcher:
+    return make(mode, arms, None, 1, begins or LogPosition(0, (0,) * arms))
 
 
 def rows(given: dict[int, object]) -> dict[int, list[int]]:
@@ -29,7 +29,7 @@ def test_rejection_uses_a_row_or_loses_it() -> None:
 
     assert {0: [2, 4]} == rows(found.take({0: 2}))
     assert {1: [6]} == rows(found.take({1: 3}))
-    assert Place(7, (2, 1)) == found.place
+    assert LogPosition(7, (2, 1)) == found.position
 
 
 def test_rejection_fills_several_arms_at_once() -> None:
@@ -59,7 +59,7 @@ def test_a_new_matcher_goes_on_where_another_stood(mode: Mode) -> None:
     arms = "".join(rng.choice(list("ab"), 400))
     pieces = [chunk(arms[i : i + 37], "0" * 37, i) for i in range(0, 370, 37)]
 
-    def play(found: Matcher, asks: list[dict[int, int]]) -> tuple[list[object], Place]:
+    def play(found: Matcher, asks: list[dict[int, int]]) -> tuple[list[object], LogPosition]:
         feed = iter(pieces)
         taken = []
         for ask in asks:
@@ -71,13 +71,13 @@ def test_a_new_matcher_goes_on_where_another_stood(mode: Mode) -> None:
                 left = {a: n for a, n in left.items() if n}
                 if left:
                     found.feed(next(feed))
-        return [r for r in taken if r], found.place
+        return [r for r in taken if r], found.position
 
     first = [{0: 13}, {0: 9, 1: 5}, {1: 20}]
     second = [{0: 17}, {1: 3}]
     flat = play(matcher(mode), first + second)[0]
-    begun, place = play(matcher(mode), first)
-    resumed = play(matcher(mode, begins=place), second)[0]
+    begun, position = play(matcher(mode), first)
+    resumed = play(matcher(mode, begins=position), second)[0]
 
     def by_arm(parts: list[object]) -> list[list[int]]:
         return [[row for part in parts for row in part.get(arm, [])] for arm in (0, 1)]
@@ -85,7 +85,7 @@ def test_a_new_matcher_goes_on_where_another_stood(mode: Mode) -> None:
     assert by_arm(flat) == [x + y for x, y in zip(by_arm(begun), by_arm(resumed), strict=True)]
 
 
-def skewed(rows_: int, seed: int) -> tuple[Chunk, np.ndarray]:
+def skewed(rows_: int, seed: int) -> tuple[LoggedRows, np.ndarray]:
     """Two kinds of user; who likes an arm was shown it more often. Returns the arms' true means."""
     rng = np.random.default_rng(seed)
     kind = (rng.random(rows_) < 0.3).astype(int)
@@ -93,11 +93,11 @@ def skewed(rows_: int, seed: int) -> tuple[Chunk, np.ndarray]:
     means = np.array([[0.2, 0.3, 0.1], [0.1, 0.1, 0.6]])
     arms = (rng.random(rows_)[:, None] > np.cumsum(chances, 1)[kind]).sum(1)
     rewards = (rng.random(rows_) < means[kind, arms]).astype(float)
-    shown = Chunk(0, arms.astype(np.int16), rewards, None, chances[kind, arms])
+    shown = LoggedRows(0, arms.astype(np.int16), rewards, None, chances[kind, arms])
     return shown, 0.7 * means[0] + 0.3 * means[1]
 
 
-def deviations(found: Matcher, log: Chunk, truth: np.ndarray) -> list[float]:
+def deviations(found: Matcher, log: LoggedRows, truth: np.ndarray) -> list[float]:
     """Each arm's mean over the rows it got, in standard errors from the truth."""
     found.feed(log)
     result = []
@@ -113,7 +113,7 @@ def test_rejection_is_unbiased_on_a_uniform_log() -> None:
     rng = np.random.default_rng(11)
     truth = np.array([0.05, 0.3, 0.5, 0.9])
     arms = rng.integers(0, 4, 400_000).astype(np.int16)
-    log = Chunk(0, arms, (rng.random(400_000) < truth[arms]).astype(float))
+    log = LoggedRows(0, arms, (rng.random(400_000) < truth[arms]).astype(float))
 
     assert max(map(abs, deviations(matcher(Mode.REJECTION, 4), log, truth))) < Z
 
@@ -127,7 +127,7 @@ def test_weighted_is_unbiased_on_a_skewed_log() -> None:
     log, truth = skewed(600_000, 12)
     survey = Survey()
     survey.add(log, 3)
-    weighted = make(Mode.WEIGHTED, 3, survey.least, 7, Place(0, (0, 0, 0)))
+    weighted = make(Mode.WEIGHTED, 3, survey.least, 7, LogPosition(0, (0, 0, 0)))
     plain = matcher(Mode.REJECTION, 3)
 
     assert max(map(abs, deviations(weighted, log, truth))) < Z
@@ -139,17 +139,17 @@ def test_weighted_rows_do_not_depend_on_chunks() -> None:
     """The draw belongs to the row, so a resumed replay keeps the same ones."""
     log, _ = skewed(5_000, 13)
     floors = np.array([0.1, 0.2, 0.1])
-    whole = make(Mode.WEIGHTED, 3, floors, 7, Place(0, (0, 0, 0)))
+    whole = make(Mode.WEIGHTED, 3, floors, 7, LogPosition(0, (0, 0, 0)))
     whole.feed(log)
-    part = make(Mode.WEIGHTED, 3, floors, 7, Place(0, (0, 0, 0)))
+    part = make(Mode.WEIGHTED, 3, floors, 7, LogPosition(0, (0, 0, 0)))
     cut = 1_234
     part.feed(
-        Chunk(cut, log.arms[cut:], log.rewards[cut:], None, log.propensities[cut:])  # type: ignore[index]
+        LoggedRows(cut, log.arms[cut:], log.rewards[cut:], None, log.propensities[cut:])  # type: ignore[index]
     )
     needs = {0: 5_000, 1: 5_000, 2: 5_000}
 
     expected = {a: [r for r in t if r >= cut] for a, t in rows(whole.take(needs)).items()}
     assert expected == rows(part.take(needs))
-    assert isinstance(whole, Rows)
+    assert isinstance(whole, RowsInOrder)
     assert whole.thinning is not None
     assert 0.2 < whole.thinning.kept / whole.thinning.seen < 0.6

@@ -42,7 +42,7 @@ def test_rewards_between_0_and_1_keep_their_mean() -> None:
     """Rounded at random: 5 standard errors, false-failure probability 6e-7."""
     made = mechanism("discrete-laplace", "exact", 100_000)
     noise = BatchNoise(made, KEY, "1.x")
-    bits = noise._bits(np.full(100_000, 0.3))
+    bits = noise.rounded(np.full(100_000, 0.3))
 
     assert {0, 1} == set(bits.tolist())
     assert abs(bits.mean() - 0.3) < 5 * np.sqrt(0.21 / 100_000)

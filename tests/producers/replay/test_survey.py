@@ -1,18 +1,18 @@
 import numpy as np
 
-from producers.replay.log import Chunk
+from producers.replay.log import LoggedRows
 from producers.replay.survey import Survey
 from tests.producers.replay.test_match import skewed
 
 DAY = 86_400.0
 
 
-def surveyed(log: Chunk, arms: int) -> Survey:
+def surveyed(log: LoggedRows, arms: int) -> Survey:
     found = Survey()
     for start in range(0, len(log), 999):
         part = slice(start, start + 999)
         found.add(
-            Chunk(
+            LoggedRows(
                 start,
                 log.arms[part],
                 log.rewards[part],
@@ -24,13 +24,13 @@ def surveyed(log: Chunk, arms: int) -> Survey:
     return found
 
 
-def made(seed: int, shares: list[float], days: int = 1, drift: float = 0.0) -> Chunk:
+def made(seed: int, shares: list[float], days: int = 1, drift: float = 0.0) -> LoggedRows:
     rng = np.random.default_rng(seed)
     rows = 20_000
     arms = rng.choice(len(shares), rows, p=shares).astype(np.int16)
     times = np.linspace(0, days * DAY - 1, rows)
     rewards = (rng.random(rows) < 0.1 + drift * (times > DAY)).astype(float)
-    return Chunk(0, arms, rewards, times)
+    return LoggedRows(0, arms, rewards, times)
 
 
 def test_p_values_are_uniform_where_the_log_is_fair() -> None:
@@ -61,7 +61,7 @@ def test_propensities_that_are_wrong_are_said() -> None:
 
     assert [] == surveyed(log, 3).warnings("weighted")
     assert "is biased; --mode weighted is not" in surveyed(log, 3).warnings("rejection")[0]
-    said = surveyed(Chunk(0, log.arms, log.rewards, None, wrong), 3).warnings("weighted")
+    said = surveyed(LoggedRows(0, log.arms, log.rewards, None, wrong), 3).warnings("weighted")
     assert "not chosen with the logged propensities" in said[0]
 
 
@@ -80,6 +80,6 @@ def test_rows_that_go_back_in_time_are_counted() -> None:
     assert log.times is not None
     times = log.times.copy()
     times[999] = 0.0
-    found = surveyed(Chunk(0, log.arms, log.rewards, times), 2)
+    found = surveyed(LoggedRows(0, log.arms, log.rewards, times), 2)
 
     assert 1 == found.backwards

@@ -1,21 +1,20 @@
 """Agents on logs: in memory, and through a service that is cut off at bad moments."""
 
-import math
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from producers.replay import session
+from producers.replay import session, stream
+from producers.replay.arrow import READER_THREAD
 from producers.replay.columns import Columns
+from producers.replay.json_format import DSJSON
 from producers.replay.match import Mode
 from producers.replay.report import report
-from producers.replay.session import Plan
-from producers.replay.tables import READER
-from stream_app.core.agents import Status
+from producers.replay.session import ReplayPlan
 from stream_app.errors import ConfigurationError, InvalidInput, Unavailable
-from stream_app.settings import Settings
+from stream_app.settings import KafkaSettings, Settings
 from tests.producers.replay.build import (
     KEY,
     Service,
@@ -33,7 +32,7 @@ MEANS = (0.30, 0.20, 0.15)
 @pytest.fixture(autouse=True)
 def _no_second_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is cut stays cut."""
-    monkeypatch.setattr("producers.replay.stream._RETRIES", 1)
+    monkeypatch.setattr(stream, "ATTEMPTS", 1)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def clear(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("order", ["sequential", "interleaved"])
 def test_a_clear_margin_is_decided(clear: Path, mode: Mode, order: str) -> None:
     """At (1, 1e-6); all of 3 000 simulated runs decide rightly; a wrong winner: 1/T = 5e-5."""
-    found = session.in_memory(log(clear), Plan(experiment(order=order), mode), _key=KEY)
+    found = session.in_memory(log(clear), ReplayPlan(experiment(order=order), mode), _key=KEY)
     said = report(found)["verdict"]
 
     assert ("decided", "a") == (said["outcome"], said["arm"])
@@ -56,7 +55,7 @@ def test_a_clear_margin_is_decided(clear: Path, mode: Mode, order: str) -> None:
 def test_a_near_tie_is_left_undecided_and_says_so(tmp_path: Path) -> None:
     """Two arms that differ by .002; of 3 000 simulated runs none decides (below 1e-3)."""
     path = write_drawn(tmp_path / "tie.csv", 2, 60_000, (0.300, 0.298))
-    plan = Plan(experiment(("a", "b")))
+    plan = ReplayPlan(experiment(("a", "b")))
     said = report(session.in_memory(log(path, arms=("a", "b")), plan, _key=KEY))["verdict"]
 
     assert ("undecided", "exhausted") == (said["outcome"], said["status"])
@@ -68,7 +67,7 @@ def test_a_near_tie_is_left_undecided_and_says_so(tmp_path: Path) -> None:
 def test_a_log_that_ends_early_is_undecided_and_says_so(tmp_path: Path) -> None:
     """And every row is accounted for."""
     path = write_drawn(tmp_path / "short.csv", 2, 900, MEANS)
-    found = report(session.in_memory(log(path), Plan(experiment()), _key=KEY))
+    found = report(session.in_memory(log(path), ReplayPlan(experiment()), _key=KEY))
     rows = found["rows"]
 
     assert "log-ended" == found["verdict"]["status"]
@@ -83,7 +82,7 @@ async def test_both_drivers_agree(
 ) -> None:
     """The same sums, decisions, rows and moments for the same noise."""
     definition = experiment(**changes)
-    plan = Plan(definition, mode, compare=False)
+    plan = ReplayPlan(definition, mode, compare=False)
     service = Service(definition)
     streamed = await session.through_kafka(
         Settings(), log(clear), plan, tmp_path / "at", transport=service, _key=KEY
@@ -104,7 +103,7 @@ async def test_both_drivers_agree_on_weights(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "p.csv", ("arm", "reward", "p"), rows)
     columns = Columns(propensity="p")
-    plan = Plan(experiment(), Mode.WEIGHTED, compare=False)
+    plan = ReplayPlan(experiment(), Mode.WEIGHTED, compare=False)
     service = Service(experiment())
     at = tmp_path / "at"
     with cut(service, 500), pytest.raises(Unavailable):
@@ -126,9 +125,9 @@ async def test_an_interrupted_replay_goes_on_and_counts_nothing_twice(
     clear: Path, tmp_path: Path, mode: Mode, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut a dozen times, in mid-batch and at its end: the result is that of an unbroken run."""
-    monkeypatch.setattr("producers.replay.stream._MOST_AT_ONCE", 50)
+    monkeypatch.setattr(stream, "MOST_AT_ONCE", 50)
     definition = experiment(order=order)
-    plan = Plan(definition, mode, compare=False)
+    plan = ReplayPlan(definition, mode, compare=False)
     service = Service(definition)
     path = tmp_path / "at"
     for after in (0, 1, 31, 32, 33, 64, 65, 100, 200, 300, 500, 1000):
@@ -137,7 +136,7 @@ async def test_an_interrupted_replay_goes_on_and_counts_nothing_twice(
                 Settings(), log(clear), plan, path, transport=service, _key=KEY
             )
         # Left to the garbage collector, a reader can be waited for where it cannot end.
-        assert not [thread for thread in threading.enumerate() if READER in thread.name]
+        assert not [thread for thread in threading.enumerate() if READER_THREAD in thread.name]
     ended = await session.through_kafka(
         Settings(), log(clear), plan, path, transport=service, _key=KEY
     )
@@ -154,7 +153,7 @@ async def test_an_interrupted_replay_goes_on_and_counts_nothing_twice(
 async def test_the_key_survives_an_interruption(clear: Path, tmp_path: Path) -> None:
     """Drawn from the system once; the file is for its owner only."""
     definition = experiment()
-    plan = Plan(definition, compare=False)
+    plan = ReplayPlan(definition, compare=False)
     service = Service(definition)
     path = tmp_path / "at"
     service.dies_after = 40
@@ -176,11 +175,11 @@ async def test_another_log_or_mode_does_not_go_on(clear: Path, tmp_path: Path) -
     service.dies_after = 40
     with pytest.raises(Unavailable):
         await session.through_kafka(
-            Settings(), log(clear), Plan(definition, compare=False), path, transport=service
+            Settings(), log(clear), ReplayPlan(definition, compare=False), path, transport=service
         )
     with pytest.raises(ConfigurationError, match="belongs to another log"):
         await session.through_kafka(
-            Settings(), log(clear), Plan(definition, Mode.QUEUE), path, transport=service
+            Settings(), log(clear), ReplayPlan(definition, Mode.QUEUE), path, transport=service
         )
 
 
@@ -191,7 +190,7 @@ async def test_an_experiment_that_has_begun_is_refused(clear: Path, tmp_path: Pa
     service.state = service.agent.fold(service.state, 1, 1.0)
     with pytest.raises(ConfigurationError, match="has begun already"):
         await session.through_kafka(
-            Settings(), log(clear), Plan(definition), tmp_path / "at", transport=service
+            Settings(), log(clear), ReplayPlan(definition), tmp_path / "at", transport=service
         )
 
 
@@ -199,20 +198,11 @@ async def test_no_agent_answers(clear: Path, tmp_path: Path) -> None:
     """One line, in bounded time."""
     service = Service(experiment())
     service.silent = True
-    with pytest.MonkeyPatch.context() as patch:
-        settings = Settings()
-        patch.setattr("producers.replay.stream.Follower.until", _soon(0.1))
-        with pytest.raises(Unavailable, match="no agent answers: start one with shufflebandit run"):
-            await session.through_kafka(
-                settings, log(clear), Plan(experiment()), tmp_path / "at", transport=service
-            )
-
-
-def _soon(patience_s: float):  # noqa: ANN202
-    from producers.replay.follower import Follower
-
-    original = Follower.until
-    return lambda self, holds, _, missing: original(self, holds, patience_s, missing)
+    settings = Settings(kafka=KafkaSettings(connect_timeout_s=0.1))
+    with pytest.raises(Unavailable, match="no agent answers: start one with shufflebandit run"):
+        await session.through_kafka(
+            settings, log(clear), ReplayPlan(experiment()), tmp_path / "at", transport=service
+        )
 
 
 async def test_a_damaged_log_sends_nothing(tmp_path: Path) -> None:
@@ -230,13 +220,24 @@ async def test_a_damaged_log_sends_nothing(tmp_path: Path) -> None:
         await session.through_kafka(
             Settings(),
             log(path),
-            Plan(experiment()),
+            ReplayPlan(experiment()),
             tmp_path / "at",
             transport=service,
             create=create,
         )
     assert [] == created
     assert all(not window.ids for window in service.windows.values())
+
+
+def test_an_update_between_two_parts_of_a_replay_knows_the_log(tmp_path: Path) -> None:
+    """What a position file calls its log does not change from version to version."""
+    path = write(tmp_path / "log.csv", ("arm", "reward"), [("a", 1)])
+    weighted = ReplayPlan(experiment(), Mode.WEIGHTED, 3, 0.1)
+
+    assert "592a6f9db55766bfb4f681b68e7e35f4" == session.identity(
+        log(path), ReplayPlan(experiment())
+    )
+    assert "2c4968eee2904c7d7bde58f8f2bd54cd" == session.identity(log(path, form=DSJSON), weighted)
 
 
 async def test_the_log_s_own_pace(tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ async def test_the_log_s_own_pace(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "timed.csv", ("arm", "reward", "time"), rows)
     columns = Columns(time="time")
-    plan = Plan(experiment(), compare=False)
+    plan = ReplayPlan(experiment(), compare=False)
     began = time.monotonic()
     paced = await session.through_kafka(
         Settings(), log(path, columns=columns), plan, tmp_path / "at",
@@ -268,17 +269,3 @@ async def test_the_log_s_own_pace(tmp_path: Path) -> None:
             speed=1,
             transport=Service(experiment()),
         )
-
-
-def test_regret_counts_the_whole_horizon(clear: Path) -> None:
-    """By the log's own rates: users by arm times gap, then the winner's gap, which is 0."""
-    found = session.in_memory(log(clear), Plan(experiment()), _key=KEY)
-    rates = found.survey.rates
-    run = found.runs[0]
-    expected = sum(n * (rates.max() - r) for n, r in zip(run.taken, rates, strict=True))
-    agents = {agent["name"].split(" (")[0]: agent for agent in report(found)["agents"]}
-
-    assert Status.DECIDED is run.state.status
-    assert math.isclose(expected, agents["replay"]["regret"])
-    assert agents["without privacy"]["regret"] < agents["paper's constants"]["regret"]
-    assert "undecided" == agents["paper's constants"]["outcome"]
