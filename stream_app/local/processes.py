@@ -19,7 +19,7 @@ from stream_app.errors import Unavailable
 
 # Run by its path: a child that must outlast any state of this process imports nothing of it.
 _SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")
-# A worker is done within 5 s (README); a crowded machine needs longer.
+# A worker is done within 5 s (deploy/OPERATING.md); a crowded machine needs longer.
 STOP_S: Final = 20.0
 # A worker colours its lines for a terminal; in a message they are in the way.
 COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
