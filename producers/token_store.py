@@ -67,11 +67,15 @@ class FileTokenStore:
 
     def __init__(self, path: Path | str, key_path: Path | str | None = None) -> None:
         self._path = Path(path)
-        self._key_path = Path(key_path) if key_path else self._path.with_name(f"{path}.key")
+        beside = self._path.with_name(f"{self._path.name}.key")
+        self._key_path = beside if key_path is None else Path(key_path)
         self._lock = threading.Lock()
         self._key = self._load_key()
-        self._process = os.getpid()
-        self._database = self._open()
+        # One for each process that makes a claim: sqlite's connections do not survive a fork, and
+        # a child may not even close its parent's.
+        self._databases: dict[int, sqlite3.Connection] = {}
+        # Complaints come now, and not with the first user.
+        self._open().close()
 
     def claim(self, experiment: str, user: str, request: bytes) -> bool:
         """Whether the user may have this request signed."""
@@ -90,16 +94,17 @@ class FileTokenStore:
         return stored[0] == request
 
     def close(self) -> None:
-        """Close the file."""
+        """Close this process's connection; the next claim opens it again."""
         with self._lock:
-            self._database.close()
+            database = self._databases.pop(os.getpid(), None)
+            if database is not None:
+                database.close()
 
     def _mine(self) -> sqlite3.Connection:
-        """The connection; a new one in a forked process, since sqlite's do not survive that."""
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            self._database = self._open()
-        return self._database
+        process = os.getpid()
+        if process not in self._databases:
+            self._databases[process] = self._open()
+        return self._databases[process]
 
     def _open(self) -> sqlite3.Connection:
         try:
@@ -112,6 +117,8 @@ class FileTokenStore:
             # A claim that a power failure undoes is a second token for somebody.
             database.execute("PRAGMA synchronous = FULL")
             database.executescript(_TABLES)
+        except sqlite3.OperationalError as error:
+            raise Unavailable(f"{self._path}: cannot be opened: {error}") from None
         except sqlite3.DatabaseError as error:
             raise ConfigurationError(
                 f"{self._path}: not a store of tokens: {error}; restore it from a copy"
@@ -137,6 +144,13 @@ class FileTokenStore:
             )
 
     def _load_key(self) -> bytes:
+        # In this order: a process that starts beside us makes the key before the database.
+        used = self._path.exists()
+        if used and not self._key_path.exists():
+            raise ConfigurationError(
+                f"{self._key_path}: missing, but {self._path} was made with it; restore it from a "
+                "copy (with another key, users could get a second token)"
+            )
         try:
             with contextlib.suppress(FileExistsError):
                 self._make_key()

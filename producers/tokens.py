@@ -260,9 +260,7 @@ def _pss_encode(signed: bytes, size: int, salt: bytes) -> int:
 def _mgf1(seed: bytes, length: int) -> bytes:
     """The mask generation function of RFC 8017, B.2.1."""
     blocks = -(-length // _HASH_BYTES)
-    mask = b"".join(
-        hashlib.sha384(seed + number.to_bytes(4)).digest() for number in range(blocks)
-    )
+    mask = b"".join(hashlib.sha384(seed + number.to_bytes(4)).digest() for number in range(blocks))
     return mask[:length]
 
 
