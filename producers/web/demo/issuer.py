@@ -37,8 +37,9 @@ def application(issuer: Issuer) -> web.Application:
         try:
             asked = await request.json()
             blinded = base64.urlsafe_b64decode(asked["blinded"] + "==")
-            work = (issuer.sign, str(asked["experiment"]), user, blinded, asked.get("key"))
-            signature = await asyncio.to_thread(*work)
+            experiment = asked["experiment"]
+            key = asked.get("key")
+            signature = await asyncio.to_thread(issuer.sign, experiment, user, blinded, key)
         except TokenRefused as refused:
             return web.json_response({"error": refused.reason}, status=STATUS[refused.reason])
         except (ValueError, KeyError, TypeError, AttributeError):
