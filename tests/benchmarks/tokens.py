@@ -7,14 +7,16 @@ import secrets
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
 
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from producers.tokens import (
     Issuer,
+    KeyFiles,
     MemoryTokenStore,
     blind,
     finalize,
@@ -58,45 +60,78 @@ console.log((user + system) / 1e6 / times);
 """
 
 
+@dataclass(frozen=True)
+class Made:
+    """A key, and a token at every step of its way."""
+
+    files: KeyFiles
+    issuer: Issuer
+    public: RSAPublicKey
+    report: bytes
+    blinded: bytes
+    secret: bytes
+    signature: bytes
+    token: bytes
+
+
 def outcomes() -> Iterator[Outcome]:
     """Verify as gateway and shuffle stage do, sign as an issuer, blind and finish as a page."""
     with tempfile.TemporaryDirectory() as folder:
-        files = generate(folder, "banners")
-        issuer = Issuer({"banners": files.private}, MemoryTokenStore())
-        public = read_public_key(files.public, "benchmark")
-        verifier = Verifier("banners", [public])
-        report = secrets.token_bytes(16)
-        signed = message(BATCH, report)
-        blinded, secret = blind(public, signed)
-        signature = issuer.sign("banners", "user", blinded)
-        token = finalize(public, signed, signature, secret)
-        text = encode_token(token)
-        yield compare(
-            "tokens: verify one from its text, 2048 bits: seconds of CPU",
-            "cryptography's verify of the same bytes",
-            _each(_VERIFIED, lambda: public.verify(token, signed, PADDING, HASH)),
-            _each(_VERIFIED, lambda: verifier.admits(BATCH, report, text)),
-            target=1.25,
-        )
-        # Python's pow against OpenSSL's: no library for Python has the operation without padding.
-        key = load_pem_private_key(files.private.read_bytes(), password=None)
-        assert isinstance(key, RSAPrivateKey)
-        yield compare(
-            "tokens: the issuer signs one, 2048 bits: seconds of CPU",
-            "cryptography's sign (not blinded)",
-            _each(_SIGNED, lambda: key.sign(signed, PADDING, HASH)),
-            _each(_SIGNED, lambda: issuer.sign("banners", "user", blinded)),
-            target=32,
-        )
-        arguments = [files.public.read_text(), BATCH, report.hex()]
-        arguments += map(encode_token, (secret, signature, token))
-        yield compare(
-            "tokens: blind and finish one in node: seconds of CPU",
-            "WebCrypto's importKey and verify",
-            lambda: _node("peer", arguments),
-            lambda: _node("ours", arguments),
-            target=10,
-        )
+        made = _made(folder)
+        yield _verifying(made)
+        yield _signing(made)
+        yield _in_node(made)
+
+
+def _made(folder: str) -> Made:
+    files = generate(folder, "banners")
+    issuer = Issuer({"banners": files.private}, MemoryTokenStore())
+    public = read_public_key(files.public, "benchmark")
+    report = secrets.token_bytes(16)
+    signed = message(BATCH, report)
+    blinded, secret = blind(public, signed)
+    signature = issuer.sign("banners", "user", blinded)
+    token = finalize(public, signed, signature, secret)
+    return Made(files, issuer, public, report, blinded, secret, signature, token)
+
+
+def _verifying(made: Made) -> Outcome:
+    verifier = Verifier("banners", [made.public])
+    signed = message(BATCH, made.report)
+    text = encode_token(made.token)
+    return compare(
+        "tokens: verify one from its text, 2048 bits: seconds of CPU",
+        "cryptography's verify of the same bytes",
+        _each(_VERIFIED, lambda: made.public.verify(made.token, signed, PADDING, HASH)),
+        _each(_VERIFIED, lambda: verifier.admits(BATCH, made.report, text)),
+        target=1.25,
+    )
+
+
+def _signing(made: Made) -> Outcome:
+    key = load_pem_private_key(made.files.private.read_bytes(), password=None)
+    assert isinstance(key, RSAPrivateKey)
+    signed = message(BATCH, made.report)
+    # Python's pow against OpenSSL's: `cryptography` has no private operation without padding.
+    return compare(
+        "tokens: the issuer signs one, 2048 bits: seconds of CPU",
+        "cryptography's sign (not blinded)",
+        _each(_SIGNED, lambda: key.sign(signed, PADDING, HASH)),
+        _each(_SIGNED, lambda: made.issuer.sign("banners", "user", made.blinded)),
+        target=32,
+    )
+
+
+def _in_node(made: Made) -> Outcome:
+    arguments = [made.files.public.read_text(), BATCH, made.report.hex()]
+    arguments += map(encode_token, (made.secret, made.signature, made.token))
+    return compare(
+        "tokens: blind and finish one in node: seconds of CPU",
+        "WebCrypto's importKey and verify",
+        lambda: _node("peer", arguments),
+        lambda: _node("ours", arguments),
+        target=10,
+    )
 
 
 def _each(times: int, work: Callable[[], object]) -> Measure:
