@@ -15,7 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError
 
 from stream_app.errors import ConfigurationError
-from stream_app.kafka import aiokafka_patch
+from stream_app.kafka.aiokafka_patch import PatchedConsumer
 from stream_app.kafka.errors import unreachable
 from stream_app.kafka.log_capture import STARTUP_LOG
 from stream_app.settings import KafkaSettings, SecurityProtocol
@@ -137,8 +137,7 @@ async def producer(settings: KafkaSettings, **options: Any) -> AsyncIterator[AIO
 
 def make_consumer(settings: KafkaSettings, *, committed: bool, **options: Any) -> AIOKafkaConsumer:
     """A consumer with the options that all readers share."""
-    aiokafka_patch.install()
-    return AIOKafkaConsumer(
+    return PatchedConsumer(
         **client_options(settings),
         enable_auto_commit=False,
         auto_offset_reset="earliest",

@@ -5,10 +5,12 @@ record format, version 2) hardly varies, so numpy sets it beside them, or sees t
 a fraction of the time. aiokafka sends such a batch like one of its own.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -137,31 +139,63 @@ def _between(key: bytes, length: int) -> bytes:
     return _varint(len(key)) + key + _varint(length)
 
 
+class LikeRecord(ABC):
+    """Many fetched records as one item, with all that a consumer's record has.
+
+    Instrumentation that wraps aiokafka's consumer (OpenTelemetry's does) reads these attributes of
+    whatever was fetched, and would stop the stage if one was missing. Of the records' contents they
+    tell nothing.
+    """
+
+    __slots__ = ()
+    timestamp = 0
+    timestamp_type = 0
+    key = None
+    value = None
+    checksum = None
+    serialized_key_size = -1
+    serialized_value_size = -1
+    headers = ()
+
+    @abstractmethod
+    def since(self, offset: int, topic: str, partition: int) -> Any:
+        """Without the records before an offset, and with the partition that they are of."""
+
+
 @dataclass(frozen=True, slots=True)
-class Block:
+class RecordBlock(LikeRecord):
     """Records that follow each other in the log, by column."""
 
     first: int  # offset
     keys: list[bytes]
     times: npt.NDArray[np.int64]  # in ms
     rows: Rows
+    topic: str = ""
+    partition: int = -1
 
     @property
     def offset(self) -> int:
         """Of the last record."""
         return self.first + len(self.rows) - 1
 
-    def since(self, offset: int) -> "Block":
+    def since(self, offset: int, topic: str, partition: int) -> "RecordBlock":
         """Without the records before an offset."""
         cut = max(0, offset - self.first)
-        return Block(self.first + cut, self.keys[cut:], self.times[cut:], self.rows[cut:])
+        return RecordBlock(
+            self.first + cut,
+            self.keys[cut:],
+            self.times[cut:],
+            self.rows[cut:],
+            topic,
+            partition,
+        )
 
 
 class _Different(Exception):
     """A batch does not have the form that is read by column."""
 
 
-def block(batch: memoryview, length: int) -> Block | None:
+def block(batch: memoryview, length: int) -> RecordBlock | None:
     """The records of a batch whose checksum is right, if its values are JSON objects of one length.
 
     Keys must be given, and no headers. Values are looked for; then all that is around them must be
@@ -184,7 +218,7 @@ def block(batch: memoryview, length: int) -> Block | None:
     except _Different:
         return None
     times = np.full(count, ended) if attributes & _LOG_TIME else began + after
-    return Block(first, keys, times, sliding_window_view(data, length)[values])
+    return RecordBlock(first, keys, times, sliding_window_view(data, length)[values])
 
 
 def _found(data: Rows, before: bytes, start: int, length: int) -> _Places:

@@ -21,7 +21,6 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import CommitFailedError, IllegalStateError
 
 from stream_app.kafka import client_options, make_consumer, stop, topic
-from stream_app.kafka.aiokafka_patch import ByColumn
 from stream_app.kafka.reading import read_to_end
 from stream_app.kafka.record_batches import BATCH_BYTES
 from stream_app.metrics.instruments import StageMetrics
@@ -126,7 +125,6 @@ class Session:
         return client
 
     def _group_consumer(self) -> AIOKafkaConsumer:
-        size = self.stage.value_bytes
         return make_consumer(
             self.settings,
             committed=self.stage.input_committed,
@@ -136,7 +134,7 @@ class Session:
             heartbeat_interval_ms=1_000,
             rebalance_timeout_ms=30_000,
             request_timeout_ms=40_000,
-            value_deserializer=ByColumn(size) if size else None,
+            value_bytes=self.stage.value_bytes,
         )
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stream_app.kafka.record_batches import Block, Rows
+from stream_app.kafka.record_batches import RecordBlock, Rows
 from stream_app.wire.report import MAX_REPORT_BYTES, REPORT_BYTES, decode_report
 
 _HEAD = b'{"batch":"'
@@ -112,7 +112,7 @@ class Chunk:
         parts: list[Chunk] = []
         for kind, group in groupby(records, type):
             some = list(group)
-            parts += map(_of_block, some) if kind is Block else [_of_records(some)]
+            parts += map(_of_block, some) if kind is RecordBlock else [_of_records(some)]
         if len(parts) <= 1:
             return parts[0] if parts else _of_records([])
         odd: dict[int, bytes] = {}
@@ -200,7 +200,7 @@ def _mixed(data: Rows, ends: npt.NDArray[np.intp], layouts: list[int]) -> tuple[
     return Reports(batches, ids, ones), right
 
 
-def _of_block(block: Block) -> Chunk:
+def _of_block(block: RecordBlock) -> Chunk:
     offsets = np.arange(block.first, block.offset + 1)
     return Chunk(block.keys, offsets, block.times, block.rows, {})
 
