@@ -10,13 +10,12 @@ import hashlib
 from collections.abc import Sequence
 
 import orjson
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.errors import KafkaError
 
 from stream_app import kafka
 from stream_app.core.terms import parse
 from stream_app.errors import InvalidInput, Unavailable
 from stream_app.gateway.reports import Posting
+from stream_app.kafka import PartitionReader, Record, TopicPartition
 from stream_app.kafka.reading import read_to_end
 from stream_app.logs import log
 from stream_app.settings import KafkaSettings
@@ -54,7 +53,7 @@ class AssignmentCache:
             return False
         return True
 
-    def take(self, record: ConsumerRecord) -> None:
+    def take(self, record: Record) -> None:
         """Post a record of `assignments`; one that cannot be read leaves the last one standing."""
         name = (record.key or b"").decode(errors="replace")
         if record.value is None:
@@ -85,7 +84,7 @@ class AssignmentCache:
                         log.info("gateway: assignments are read again")
                     known = True
                     await self._follow(consumer)
-            except (Unavailable, KafkaError, TimeoutError, OSError) as error:
+            except (Unavailable, kafka.KafkaError, TimeoutError, OSError) as error:
                 if known:
                     log.warning(
                         "gateway: Kafka is away (%s), the last assignments stand",
@@ -94,23 +93,23 @@ class AssignmentCache:
                 known = False
             await asyncio.sleep(_BACKOFF_S)
 
-    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+    async def _read(self, consumer: PartitionReader) -> None:
         topic = kafka.topic(self._settings, "assignments")
         places = [TopicPartition(topic, number) for number in range(self.partitions)]
         consumer.assign(places)
         for place in places:
-            newest: dict[bytes, ConsumerRecord] = {}
+            newest: dict[bytes, Record] = {}
             async for records in read_to_end(consumer, place):
                 newest.update((record.key, record) for record in records)
             self._take(list(newest.values()))
         self.loaded.set()
 
-    async def _follow(self, consumer: AIOKafkaConsumer) -> None:
+    async def _follow(self, consumer: PartitionReader) -> None:
         while True:
             for records in (await consumer.getmany(timeout_ms=_POLL_MS)).values():
                 self._take(records)
 
-    def _take(self, records: Sequence[ConsumerRecord]) -> None:
+    def _take(self, records: Sequence[Record]) -> None:
         for record in records:
             self.take(record)
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError
 
 from stream_app import kafka
 from stream_app.errors import Unavailable
+from stream_app.kafka import Writer
 from stream_app.logs import log
 from stream_app.settings import Settings
 
@@ -100,7 +99,7 @@ class Mixer:
                         log.info("gateway: reports are sent again")
                     known = True
                     await self._send_until_it_fails(producer)
-            except (Unavailable, KafkaError, TimeoutError) as error:
+            except (Unavailable, kafka.KafkaError, TimeoutError) as error:
                 if known:
                     log.warning("gateway: Kafka takes no reports (%s)", type(error).__name__)
                 known = False
@@ -108,7 +107,7 @@ class Mixer:
                 self._give_up()
             await asyncio.sleep(_BACKOFF_S)
 
-    async def _send_until_it_fails(self, producer: AIOKafkaProducer) -> None:
+    async def _send_until_it_fails(self, producer: Writer) -> None:
         senders = [asyncio.ensure_future(self._send_all(producer)) for _ in range(_IN_FLIGHT)]
         try:
             done, _ = await asyncio.wait(senders, return_when=asyncio.FIRST_COMPLETED)
@@ -121,7 +120,7 @@ class Mixer:
                 sender.cancel()
             await asyncio.gather(*senders, return_exceptions=True)
 
-    async def _send_all(self, producer: AIOKafkaProducer) -> None:
+    async def _send_all(self, producer: Writer) -> None:
         while True:
             hold = await self._closed.get()
             try:
@@ -135,7 +134,7 @@ class Mixer:
             self._leaving -= 1
             self._let_go()
 
-    async def _send(self, producer: AIOKafkaProducer, hold: Hold) -> None:
+    async def _send(self, producer: Writer, hold: Hold) -> None:
         acknowledgements = []
         for partition, batch in self._batches(producer, shuffled(hold.reports)):
             sent = await producer.send_batch(batch, self._topic, partition=partition)
@@ -145,7 +144,7 @@ class Mixer:
             await sent
 
     def _batches(
-        self, producer: AIOKafkaProducer, reports: Sequence[tuple[int, bytes, bytes]]
+        self, producer: Writer, reports: Sequence[tuple[int, bytes, bytes]]
     ) -> list[tuple[int, Any]]:
         now_ms = int(time.time() * 1000)
         batches: list[tuple[int, Any]] = []

@@ -11,11 +11,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
-
 from stream_app import kafka
 from stream_app.errors import Unavailable
+from stream_app.kafka import TopicPartition
 from stream_app.logs import log
 from stream_app.monitor.view import View
 from stream_app.settings import KafkaSettings
@@ -64,21 +62,21 @@ class Reader:
                         log.info("monitor: Kafka is back")
                     self.connected = known = True
                     await self._follow(client)
-            except (Unavailable, KafkaError, TimeoutError, OSError) as error:
+            except (Unavailable, kafka.KafkaError, TimeoutError, OSError) as error:
                 self.connected = False
                 if known:
                     log.warning("monitor: Kafka is away (%s), waiting for it", type(error).__name__)
                 known = False
             await asyncio.sleep(1)
 
-    def _assign(self, client: AIOKafkaConsumer, partitions: int) -> None:
+    def _assign(self, client: kafka.PartitionReader, partitions: int) -> None:
         places = [TopicPartition(t, n) for t in self._channels for n in range(partitions)]
         client.assign(places)
         for place in places:
             if place in self._positions:
                 client.seek(place, self._positions[place])
 
-    async def _follow(self, client: AIOKafkaConsumer) -> None:
+    async def _follow(self, client: kafka.PartitionReader) -> None:
         heard = time.monotonic()
         while True:
             chunks = await client.getmany(timeout_ms=200, max_records=_CHUNK)

@@ -15,10 +15,8 @@ import asyncio
 import logging
 import time
 
-from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
-from aiokafka.errors import KafkaError
-
+from stream_app.kafka.clients import Startable, delete_before
+from stream_app.kafka.errors import FAILED
 from stream_app.metrics.instruments import StageMetrics
 
 log = logging.getLogger("shufflebandit")
@@ -33,7 +31,7 @@ _REPEAT_S = 60.0
 class Deletion:
     """What is to be deleted of the partitions of one topic, and the loop that does it."""
 
-    def __init__(self, client: AIOKafkaAdminClient, topic: str, metrics: StageMetrics) -> None:
+    def __init__(self, client: Startable, topic: str, metrics: StageMetrics) -> None:
         self._client = client
         self._topic = topic
         self._metrics = metrics
@@ -65,11 +63,10 @@ class Deletion:
                 await self._try(due)
 
     async def _try(self, due: dict[int, int]) -> None:
-        wanted = {TopicPartition(self._topic, n): RecordsToDelete(m) for n, m in due.items()}
         try:
             async with asyncio.timeout(_AFTER_FAILURE_S):
-                await self._client.delete_records(wanted)
-        except (KafkaError, TimeoutError, OSError) as error:
+                await delete_before(self._client, self._topic, due)
+        except FAILED as error:
             self._metrics.deleted(failed=True)
             if not self._failing:
                 log.warning(

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from aiokafka.errors import KafkaError
+from stream_app.kafka.errors import KafkaError
 
 log = logging.getLogger("shufflebandit")
 

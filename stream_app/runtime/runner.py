@@ -9,13 +9,7 @@ import logging
 import secrets
 import time
 
-from aiokafka.errors import (
-    InvalidProducerEpoch,
-    KafkaConnectionError,
-    KafkaError,
-    ProducerFenced,
-)
-
+from stream_app.kafka.errors import FAILED, FENCED, NO_ANSWER
 from stream_app.metrics.instruments import Metrics
 from stream_app.runtime.session import Session
 from stream_app.runtime.stage import Stage
@@ -25,7 +19,7 @@ log = logging.getLogger("shufflebandit")
 
 
 def _in_words(error: BaseException) -> str:
-    if isinstance(error, TimeoutError | OSError | KafkaConnectionError):
+    if isinstance(error, NO_ANSWER):
         return "Kafka is away, waiting for it; then from the log again"
     return f"{type(error).__name__}: {str(error)[:200]}; starting again from the log"
 
@@ -55,11 +49,9 @@ class Runner:
             started = time.monotonic()
             try:
                 await session.run(halt)
-            except (KafkaError, TimeoutError, OSError) as error:
+            except FAILED as error:
                 self.restarts += 1
-                self._metrics.restarted(
-                    fenced=isinstance(error, ProducerFenced | InvalidProducerEpoch)
-                )
+                self._metrics.restarted(fenced=isinstance(error, FENCED))
                 if not away or time.monotonic() - started > 60:
                     log.warning("%s: %s", self._stage.name, _in_words(error))
                 away = True

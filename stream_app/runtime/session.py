@@ -16,13 +16,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import CommitFailedError, IllegalStateError
-
-from stream_app.kafka import client_options, make_consumer, stop, topic
+from stream_app.kafka import GroupReader, TopicPartition, TransactionalWriter, stop, topic
+from stream_app.kafka.clients import subscribe
+from stream_app.kafka.connection import (
+    make_admin,
+    make_group_reader,
+    make_reader,
+    make_transactional_writer,
+)
+from stream_app.kafka.errors import NOT_COMMITTED
 from stream_app.kafka.reading import read_to_end
-from stream_app.kafka.record_batches import BATCH_BYTES
 from stream_app.metrics.instruments import StageMetrics
 from stream_app.runtime.deletion import Deletion
 from stream_app.runtime.kafka_health import KafkaHealth
@@ -43,7 +46,7 @@ class _Slot:
 
     number: int
     state: Partition
-    producer: AIOKafkaProducer
+    producer: TransactionalWriter
     control_position: int = 0
     committed: int | None = None
 
@@ -71,17 +74,17 @@ class Session:
         """Consume and process until `halt` is set or something fails."""
         self._input = self._client(self._group_consumer())
         self._readers = Readers(
-            self._client(make_consumer(self.settings, committed=True)),
-            self._client(make_consumer(self.settings, committed=False)),
+            self._client(make_reader(self.settings, committed=True)),
+            self._client(make_reader(self.settings, committed=False)),
         )
-        self._control = self._client(make_consumer(self.settings, committed=True))
+        self._control = self._client(make_reader(self.settings, committed=True))
         if self.stage.delete_input:
-            admin = self._client(AIOKafkaAdminClient(**client_options(self.settings)))
+            admin = self._client(make_admin(self.settings))
             self._deletion = Deletion(admin, self._topic, self.metrics)
         async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
             for client in list(self._clients):
                 await client.start()
-        self._input.subscribe([self._topic], listener=_Listener(self))
+        subscribe(self._input, self._topic, self)
         loops = [self._consume(), self._tail(), self._outage.watch()]
         if self._deletion is not None:
             loops.append(self._deletion.run())
@@ -124,16 +127,12 @@ class Session:
         self._clients.append(client)
         return client
 
-    def _group_consumer(self) -> AIOKafkaConsumer:
-        return make_consumer(
+    def _group_consumer(self) -> GroupReader:
+        return make_group_reader(
             self.settings,
+            self._group,
+            self.stage.instance_id,
             committed=self.stage.input_committed,
-            group_id=self._group,
-            group_instance_id=self.stage.instance_id or None,
-            session_timeout_ms=6_000,
-            heartbeat_interval_ms=1_000,
-            rebalance_timeout_ms=30_000,
-            request_timeout_ms=40_000,
             value_bytes=self.stage.value_bytes,
         )
 
@@ -218,14 +217,7 @@ class Session:
                 await self._open(min(self._assigned))
 
     async def _open(self, number: int) -> None:
-        producer = AIOKafkaProducer(
-            **client_options(self.settings),
-            transactional_id=f"{self._group}-{number}",
-            transaction_timeout_ms=10_000,
-            retry_backoff_ms=10,
-            max_request_size=4 << 20,
-            max_batch_size=BATCH_BYTES,  # the sums of a chunk in one request
-        )
+        producer = make_transactional_writer(self.settings, f"{self._group}-{number}")
         place = TopicPartition(self._topic, number)
         history = Log(self.settings, number, self._readers)
         slot = _Slot(number, self.stage.make(), producer)
@@ -278,7 +270,7 @@ class Session:
             sent = [
                 await producer.send(
                     topic(self.settings, output.topic),
-                    value=output.value,
+                    output.value,
                     key=output.key,
                     partition=slot.number,
                     timestamp_ms=now_ms,
@@ -328,7 +320,7 @@ class Session:
         try:
             async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
                 await self._input.commit(offsets)
-        except (CommitFailedError, IllegalStateError):
+        except NOT_COMMITTED:
             log.debug("%s: offsets not committed: rebalancing", self.stage.name)
             return
         for place, offset in offsets.items():
@@ -355,19 +347,6 @@ class Session:
         self._assigned |= numbers
         self._joined = True
         self.metrics.rebalanced()
-
-
-class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Only notes what changed: no heartbeats run inside these calls."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
-        await self._session.revoke({place.partition for place in revoked})
-
-    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
-        self._session.assign({place.partition for place in assigned})
 
 
 async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:

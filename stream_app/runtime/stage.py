@@ -4,14 +4,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-
-from stream_app.kafka import TOPICS, topic
+from stream_app.kafka import TOPICS, PartitionReader, Record, TopicPartition, topic
 from stream_app.kafka.reading import read_to_end
 from stream_app.metrics.instruments import Times
 from stream_app.settings import KafkaSettings
 
-Record = Any  # aiokafka's ConsumerRecord
+__all__ = ["Log", "Output", "Partition", "Readers", "Record", "Stage", "newest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +26,8 @@ class Output:
 class Readers:
     """Consumers without a group, for recovery and refreshes; used under the session's lock."""
 
-    committed: AIOKafkaConsumer
-    uncommitted: AIOKafkaConsumer
+    committed: PartitionReader
+    uncommitted: PartitionReader
 
 
 class Log:
