@@ -17,11 +17,14 @@ import time
 
 from stream_app.kafka.clients import Startable, delete_before
 from stream_app.kafka.errors import FAILED
+from stream_app.kafka.reconnect import Trouble
 from stream_app.metrics.instruments import StageMetrics
 
 log = logging.getLogger("shufflebandit")
 
+# As often as offsets are committed: nothing can have become free in between.
 _EVERY_S = 1.0
+# What fails is mostly a right or a setting, which nobody changes within seconds.
 _AFTER_FAILURE_S = 10.0
 # A broker that crashed may have forgotten where a partition's log begins (it writes that down
 # about once a minute): what was deleted is deleted again.
@@ -37,7 +40,7 @@ class Deletion:
         self._metrics = metrics
         self._allowed: dict[int, int] = {}
         self._deleted: dict[int, int] = {}
-        self._failing = False
+        self._trouble = Trouble(log)
 
     def allow(self, partition: int, offset: int) -> None:
         """The group has committed this offset: all below it may go."""
@@ -48,14 +51,18 @@ class Deletion:
         self._allowed.pop(partition, None)
         self._deleted.pop(partition, None)
 
+    def repeat(self) -> None:
+        """Ask for all again that was deleted."""
+        self._deleted.clear()
+
     async def run(self) -> None:
         """Delete until cancelled."""
-        repeat = time.monotonic() + _REPEAT_S
+        next_repeat = time.monotonic() + _REPEAT_S
         while True:
-            await asyncio.sleep(_AFTER_FAILURE_S if self._failing else _EVERY_S)
-            if time.monotonic() > repeat:
-                self._deleted.clear()
-                repeat = time.monotonic() + _REPEAT_S
+            await asyncio.sleep(_AFTER_FAILURE_S if self._trouble.lasts else _EVERY_S)
+            if time.monotonic() > next_repeat:
+                self.repeat()
+                next_repeat = time.monotonic() + _REPEAT_S
             due = {
                 n: offset for n, offset in self._allowed.items() if offset > self._deleted.get(n, 0)
             }
@@ -68,17 +75,12 @@ class Deletion:
                 await delete_before(self._client, self._topic, due)
         except FAILED as error:
             self._metrics.deleted(failed=True)
-            if not self._failing:
-                log.warning(
-                    "%s: records that no open batch needs cannot be deleted (%s); they stay until "
-                    "that works, or until their retention ends",
-                    self._topic,
-                    type(error).__name__,
-                )
-            self._failing = True
+            self._trouble.begins(
+                f"{self._topic}: records that no open batch needs cannot be deleted "
+                f"({type(error).__name__}); they stay until that works, or until their retention "
+                "ends"
+            )
             return
         self._deleted |= due
         self._metrics.deleted(failed=False)
-        if self._failing:
-            log.info("%s: records are deleted again", self._topic)
-        self._failing = False
+        self._trouble.over(f"{self._topic}: records are deleted again")

@@ -106,7 +106,7 @@ class Session:
 
     def unready(self) -> str:
         """What it waits for, in words; empty while it does its work."""
-        if self._outage.away:
+        if self._outage.trouble.lasts:
             return "Kafka is away"
         if not self._joined:
             return "its share of the partitions"

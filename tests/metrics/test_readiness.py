@@ -46,7 +46,7 @@ def test_ready_with_all_partitions_open_and_transactions_through() -> None:
     life._outage.begun = [time.monotonic(), time.monotonic() - 6]
     assert life.unready() == "a transaction to go through"
 
-    life._outage.away = True
+    life._outage.trouble.begins("Kafka is away")
     assert life.unready() == "Kafka is away"
 
 

@@ -66,12 +66,12 @@ async def test_a_stale_worker_deletes_nothing_that_the_new_one_needs(broker: Loc
         await here.send("reports", b"demo", b"junk")
         await here.report("demo", batch.batch_id, 5)
         await deleted(here, 1, 2)
-        session: Any = stale._session
+        session: Any = stale.session
         await session._lock.acquire()
         fresh = here.shuffle()
         await opened(fresh)
         await here.report("demo", batch.batch_id, 5)
-        session._deletion._deleted.clear()  # so that it asks again, as it does every minute
+        session._deletion.repeat()  # so that it asks again, as it does every minute
         await asyncio.sleep(2.5)
         assert await bounds(here) == (1, 3)
         await here.report("demo", batch.batch_id, 5)

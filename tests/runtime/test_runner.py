@@ -181,7 +181,7 @@ def small(name: str, **changes: Any) -> Experiment:
 
 
 def slots(runner: Runner) -> set[int]:
-    return set() if runner._session is None else set(runner._session._slots)
+    return set() if runner.session is None else set(runner.session._slots)
 
 
 async def opened(runner: Runner, count: int = 1) -> None:
@@ -236,7 +236,7 @@ async def test_zombie_is_fenced(broker: LocalBroker) -> None:
         batch = terms(size=2)
         await here.send("assignments", b"demo", assignment(batch))
         await here.report("demo", batch.batch_id, 1)
-        session = stale._session
+        session = stale.session
         assert session is not None
         slot = session._slots[0]
         await until(lambda: slot.state.counts()["accepted"] == 1)
@@ -266,7 +266,7 @@ async def test_stops_in_time(broker: LocalBroker) -> None:
         await opened(agent, 4)
         sending = [here.send("reports", b"demo", b"junk", n % 4) for n in range(200)]
         await asyncio.gather(*sending)
-        slots = list(worker._session._slots.values())  # type: ignore[union-attr]
+        slots = list(worker.session._slots.values())  # type: ignore[union-attr]
         await until(lambda: all(slot.state.restart_offset() == 50 for slot in slots))
         took = [await here.stop(worker), await here.stop(agent)]
 
@@ -274,7 +274,7 @@ async def test_stops_in_time(broker: LocalBroker) -> None:
         await opened(again, 4)
 
         assert max(took) < 4
-        assert all(s.state.restart_offset() == 50 for s in again._session._slots.values())  # type: ignore[union-attr]
+        assert all(s.state.restart_offset() == 50 for s in again.session._slots.values())  # type: ignore[union-attr]
 
 
 async def test_stops_while_opening(broker: LocalBroker) -> None:
@@ -404,7 +404,7 @@ async def test_negative_timestamp(broker: LocalBroker) -> None:
         await here.stop(worker)
         await here.report("demo", batch.batch_id, 9)
         again = here.shuffle()
-        await until(lambda: slots(again) and again._session._slots[0].state._position == 2)  # type: ignore[union-attr]
+        await until(lambda: slots(again) and again.session._slots[0].state._position == 2)  # type: ignore[union-attr]
         await asyncio.sleep(0.5)
 
         assert len(await here.audit()) == 1
