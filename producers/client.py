@@ -29,6 +29,7 @@ from producers.store import Budget, Store
 from producers.transport import KafkaTransport, Transport
 from stream_app.core.state import Status
 from stream_app.errors import InvalidInput, Unavailable
+from stream_app.kafka.reconnect import Backoff, Trouble, keep_connected
 from stream_app.kafka.record_batches import Rows, rows_in_batch
 from stream_app.settings import Settings
 from stream_app.wire.report import REPORT_BYTES
@@ -42,9 +43,8 @@ _LINGER_S = 0.005
 _MOST_SLEEP_S = 10.0
 # A product that ends waits so long at most; what is not sent by then is in the store.
 _CLOSE_S = 5.0
-# A broker that restarts is back in seconds: tried soon at first, then seldom enough to be no load.
-_FIRST_BACKOFF_S = 0.2
-_LAST_BACKOFF_S = 5.0
+# Soon after a short outage; in a long one, thousands of clients must not keep Kafka down.
+_BACKOFF = Backoff(0.2, 5.0)
 
 
 class Client:
@@ -76,7 +76,7 @@ class Client:
         self._part = rows_in_batch(experiment.encode(), REPORT_BYTES)
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._troubles: set[str] = set()  # said, and not over yet
+        self._bad_assignment = Trouble(log)
 
     @property
     def status(self) -> Status | None:
@@ -187,18 +187,21 @@ class Client:
 
     async def _send(self) -> None:
         """Send whatever is due, for ever; the store keeps it while Kafka or the disk fails."""
-        backoff = _FIRST_BACKOFF_S
-        while True:
-            await self._until_due()
-            try:
+        trouble = Trouble(log)
+
+        async def live(connected: Callable[[], None]) -> None:
+            while True:
+                await self._until_due()
                 await self.flush()
-            except (Unavailable, OSError) as error:
-                self._trouble("send", f"reports wait ({error}); choosing goes on")
-                await asyncio.sleep(backoff)
-                backoff = min(2 * backoff, _LAST_BACKOFF_S)
-            else:
-                backoff = _FIRST_BACKOFF_S
-                self._over("send", "reports are sent again")
+                connected()
+
+        def lost(error: BaseException) -> None:
+            trouble.begins(f"{self.experiment}: reports wait ({error}); choosing goes on")
+
+        def back() -> None:
+            trouble.over(f"{self.experiment}: reports are sent again")
+
+        await keep_connected(live, lost, back, _BACKOFF)
 
     async def _until_due(self) -> None:
         if not self.leaving:
@@ -211,39 +214,31 @@ class Client:
 
     async def _follow(self) -> None:
         """Follow the assignments, for ever; the last one stands while Kafka is unreachable."""
-        backoff = _FIRST_BACKOFF_S
-        while True:
-            try:
-                async for value in self._transport.follow():
-                    self._take(value)
-                    backoff = _FIRST_BACKOFF_S
-                    self._over("follow", "assignments are read again")
-            except Unavailable as error:
-                self._trouble("follow", f"the last assignment stands ({error})")
-            await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, _LAST_BACKOFF_S)
+        trouble = Trouble(log)
+
+        async def live(connected: Callable[[], None]) -> None:
+            async for value in self._transport.follow():
+                self._take(value)
+                connected()
+
+        def lost(error: BaseException) -> None:
+            trouble.begins(f"{self.experiment}: the last assignment stands ({error})")
+
+        def back() -> None:
+            trouble.over(f"{self.experiment}: assignments are read again")
+
+        await keep_connected(live, lost, back, _BACKOFF)
 
     def _take(self, value: bytes | None) -> None:
         try:
             for reason in self._state.follow(value):
                 log.warning("%s: terms refused, nobody reports to it: %s", self.experiment, reason)
         except InvalidInput as error:
-            self._trouble("assignment", f"an assignment is ignored ({error})")
+            self._bad_assignment.begins(f"{self.experiment}: an assignment is ignored ({error})")
             return
-        self._over("assignment", "assignments can be used again")
+        self._bad_assignment.over(f"{self.experiment}: assignments can be used again")
         self._changed.set()
         self._changed = asyncio.Event()
-
-    def _trouble(self, kind: str, text: str) -> None:
-        """Say it once."""
-        if kind not in self._troubles:
-            self._troubles.add(kind)
-            log.warning("%s: %s", self.experiment, text)
-
-    def _over(self, kind: str, text: str) -> None:
-        if kind in self._troubles:
-            self._troubles.remove(kind)
-            log.info("%s: %s", self.experiment, text)
 
 
 def _encoded(reports: Sequence[PendingReport], most: int) -> Iterator[Rows]:

@@ -13,13 +13,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.errors import KafkaError
-
 from stream_app import kafka
 from stream_app.errors import ConfigurationError, Unavailable
+from stream_app.kafka import KafkaError, PartitionReader, Record, TopicPartition, Writer
 from stream_app.kafka.reading import read_to_end
 from stream_app.kafka.record_batches import BATCH_BYTES, Rows, batches
+from stream_app.kafka.topics import partition_counts_seen
 from stream_app.settings import KafkaSettings
 
 # Without an acknowledgement for this long, the producer is replaced and the same bytes sent again.
@@ -64,21 +63,19 @@ class KafkaTransport:
         self._reports = kafka.topic(settings, "reports")
         self._partition = -1
         self._stack = AsyncExitStack()
-        self._producer: AIOKafkaProducer | None = None
+        self._producer: Writer | None = None
 
     async def open(self) -> None:
         """Connect, and find the experiment's partition."""
         producer = await self._connected()
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
-                cluster = await producer.client.fetch_all_metadata()
+                counts = await partition_counts_seen(producer, (self._assignments, self._reports))
         except (KafkaError, TimeoutError) as error:
             await self._disconnect()
             raise kafka.unreachable(self._settings, error) from None
-        counts = {}
-        for name in (self._assignments, self._reports):
-            counts[name] = len(cluster.partitions_for_topic(name) or ())
-            if not counts[name]:
+        for name, count in counts.items():
+            if not count:
                 raise Unavailable(
                     f"topic {name}: missing on {self._settings.bootstrap}, or not for this user; "
                     "create it with: shufflebandit topics create"
@@ -92,24 +89,24 @@ class KafkaTransport:
 
     async def follow(self) -> AsyncIterator[bytes | None]:
         """The newest assignment record, then each newer one."""
-        place = TopicPartition(self._assignments, self._partition)
+        source = TopicPartition(self._assignments, self._partition)
         async with kafka.consumer(self._settings) as consumer:
-            consumer.assign([place])
+            consumer.assign([source])
             try:
-                newest: list[ConsumerRecord] = []
-                async for records in read_to_end(consumer, place):
+                newest: list[Record] = []
+                async for records in read_to_end(consumer, source):
                     newest = self._own(records) or newest
                 while True:
                     if newest:
                         yield newest[0].value
-                    newest = self._own(await self._poll(consumer, place))
+                    newest = self._own(await self._poll(consumer, source))
             except KafkaError as error:
                 raise kafka.unreachable(self._settings, error) from None
 
-    async def _poll(self, consumer: AIOKafkaConsumer, place: TopicPartition) -> Any:
-        return (await consumer.getmany(place, timeout_ms=_POLL_MS)).get(place, [])
+    async def _poll(self, consumer: PartitionReader, partition: TopicPartition) -> Any:
+        return (await consumer.getmany(partition, timeout_ms=_POLL_MS)).get(partition, [])
 
-    def _own(self, records: Sequence[ConsumerRecord]) -> list[ConsumerRecord]:
+    def _own(self, records: Sequence[Record]) -> list[Record]:
         """The last of the experiment's records, if there is one."""
         return [record for record in records if record.key == self._key][-1:]
 
@@ -144,7 +141,7 @@ class KafkaTransport:
         """Disconnect."""
         await self._disconnect()
 
-    async def _connected(self) -> AIOKafkaProducer:
+    async def _connected(self) -> Writer:
         if self._producer is None:
             self._producer = await self._stack.enter_async_context(
                 kafka.producer(

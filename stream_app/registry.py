@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError, ProducerFenced
 
 from stream_app import kafka
 from stream_app.core.agents import agent_for
@@ -22,11 +20,14 @@ from stream_app.core.state import Status
 from stream_app.core.terms import Limits, check
 from stream_app.definitions import dump_experiment
 from stream_app.errors import ConfigurationError, InvalidInput, Unavailable
+from stream_app.kafka import PartitionReader, TopicPartition, TransactionalWriter
+from stream_app.kafka.errors import KafkaError, ProducerFenced
 from stream_app.kafka.reading import read_to_end
 from stream_app.settings import KafkaSettings
 from stream_app.wire.assignment import Assignment, decode_assignment
 from stream_app.wire.definition import Definition, decode_definition
 
+# A command's user waits for it; a transaction that was left open is ended by then.
 _WRITE_TIMEOUT_S = 15
 
 
@@ -153,27 +154,28 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
 @asynccontextmanager
 async def _only_writer(
     settings: KafkaSettings, name: str
-) -> AsyncIterator[tuple[AIOKafkaProducer, int]]:
+) -> AsyncIterator[tuple[TransactionalWriter, int]]:
     """A producer that fences every other writer of this experiment, and its partition."""
     partition = kafka.partition_of(name, await kafka.partition_count(settings, kafka.PUBLIC))
     transactional_id = f"{settings.topic_prefix}-experiments-{name}"
-    async with kafka.producer(settings, transactional_id=transactional_id) as producer:
+    async with kafka.transactional_writer(settings, transactional_id) as producer:
         yield producer, partition
 
 
 async def _write(
-    producer: AIOKafkaProducer, settings: KafkaSettings, partition: int, definition: Definition
+    producer: TransactionalWriter, settings: KafkaSettings, partition: int, definition: Definition
 ) -> None:
     name = definition.experiment.name
-    place = TopicPartition(kafka.topic(settings, "experiments"), partition)
+    target = TopicPartition(kafka.topic(settings, "experiments"), partition)
     try:
         async with asyncio.timeout(_WRITE_TIMEOUT_S):
             await producer.begin_transaction()
-            sent = await producer.send_and_wait(
-                place.topic, definition.encode(), key=name.encode(), partition=partition
+            sent = await producer.send(
+                target.topic, definition.encode(), key=name.encode(), partition=partition
             )
+            written = await sent
             await producer.commit_transaction()
-            await _until_visible(settings, place, sent.offset)
+            await _until_visible(settings, target, written.offset)
     except ProducerFenced:
         raise Unavailable(
             f"experiment {name!r}: another command writes it at the same time; "
@@ -183,10 +185,10 @@ async def _write(
         raise kafka.unreachable(settings, error) from None
 
 
-async def _until_visible(settings: KafkaSettings, place: TopicPartition, offset: int) -> None:
+async def _until_visible(settings: KafkaSettings, partition: TopicPartition, offset: int) -> None:
     """A commit returns before its marker is in the log, and readers see the record only then."""
     async with kafka.consumer(settings) as consumer:
-        while (await consumer.end_offsets([place]))[place] <= offset:  # noqa: ASYNC110
+        while (await consumer.end_offsets([partition]))[partition] <= offset:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
@@ -208,10 +210,10 @@ async def _read(settings: KafkaSettings, partitions: range | list[int]) -> dict[
     return entries
 
 
-async def _newest(consumer: AIOKafkaConsumer, place: TopicPartition) -> dict[bytes, bytes]:
+async def _newest(consumer: PartitionReader, partition: TopicPartition) -> dict[bytes, bytes]:
     """Each key's newest value; a tombstone removes the key."""
     values: dict[bytes, bytes] = {}
-    async for records in read_to_end(consumer, place):
+    async for records in read_to_end(consumer, partition):
         for record in records:
             if record.key is not None and record.value is not None:
                 values[record.key] = record.value

@@ -12,7 +12,7 @@ def constraints() -> list[str]:
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["plot"], *extras["replay"]]
-    found = [re.fullmatch(r"([a-z0-9-]+)>=([0-9.]+)", text) for text in wanted]
+    found = [re.fullmatch(r"([a-z0-9-]+)[>~]=([0-9.]+)", text) for text in wanted]
     assert all(found), f"each needs its lowest version: {wanted}"
     return [f"{match[1]}=={match[2]}" for match in found if match]
 

@@ -138,9 +138,6 @@ class EliminationPartition:
             for key in changed
         ]
 
-    def wrote(self, ends: Mapping[str, int]) -> None:
-        """The position stands in the assignments."""
-
     @property
     def refused(self) -> int:
         """Sums and definitions that were refused."""
@@ -149,16 +146,6 @@ class EliminationPartition:
     def counts(self) -> dict[str, int]:
         """See `metrics.instruments.Counted`."""
         return {REFUSED: self.refused}
-
-    def levels(self) -> dict[str, int]:
-        """There are none."""
-        return {}
-
-    def tick(self, now_ms: int) -> None:
-        """Time is nothing to it."""
-
-    def restart_offset(self) -> None:
-        """The position stands in the assignments."""
 
     async def recover(self, log: Log, restart_offset: int | None) -> int:
         """Read assignments and definitions; go on after the last folded sum.

@@ -9,12 +9,10 @@ import hashlib
 from collections.abc import Iterable
 from contextlib import aclosing
 
-from aiokafka import ConsumerRecord, TopicPartition
-from aiokafka.errors import KafkaError
-
 from stream_app import kafka
 from stream_app.audit.verify import CheckResult, read_sums, verify
 from stream_app.errors import InvalidInput
+from stream_app.kafka import Record, TopicPartition
 from stream_app.kafka.reading import read_to_end
 from stream_app.settings import KafkaSettings
 from stream_app.wire.report import MAX_REPORT_BYTES, decode_report
@@ -48,7 +46,7 @@ async def audit(settings: KafkaSettings, name: str) -> CheckResult:
     )
 
 
-def one_value_each(records: Iterable[ConsumerRecord]) -> tuple[dict[str, Sum], list[str]]:
+def one_value_each(records: Iterable[Record]) -> tuple[dict[str, Sum], list[str]]:
     """The first value of each batch, aborted or not, and the batches that show another one."""
     values: dict[int, bytes] = {}
     sums: dict[str, Sum] = {}
@@ -122,24 +120,24 @@ class _Recount:
 async def _recount(settings: KafkaSettings, name: str, recounts: dict[str, _Recount]) -> int:
     """Read `reports` once into the recounts; returns the log's first offset after it."""
     partition = kafka.partition_of(name, await kafka.partition_count(settings))
-    place = TopicPartition(kafka.topic(settings, "reports"), partition)
+    source = TopicPartition(kafka.topic(settings, "reports"), partition)
     start = min((r.sum.first.offset for r in recounts.values()), default=0)
     key = name.encode()
     missing = dict(recounts)
     async with kafka.consumer(settings, committed=False) as consumer:
-        consumer.assign([place])
+        consumer.assign([source])
         try:
-            async with aclosing(read_to_end(consumer, place, start)) as chunks:
+            async with aclosing(read_to_end(consumer, source, start)) as chunks:
                 async for records in chunks:
                     _count(records, key, missing)
                     if not missing:
                         break
-            return int((await consumer.beginning_offsets([place]))[place])
-        except KafkaError as error:
+            return int((await consumer.beginning_offsets([source]))[source])
+        except kafka.KafkaError as error:
             raise kafka.unreachable(settings, error) from None
 
 
-def _count(records: list[ConsumerRecord], key: bytes, missing: dict[str, _Recount]) -> None:
+def _count(records: list[Record], key: bytes, missing: dict[str, _Recount]) -> None:
     """Add a chunk's reports to the recounts that still miss some."""
     for record in records:
         value = record.value

@@ -8,8 +8,6 @@ report; differences are given in words, none if all is well.
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiokafka import ConsumerRecord
-
 from stream_app import kafka, registry
 from stream_app.audit.refold import refold
 from stream_app.kafka.reading import read_partition
@@ -51,7 +49,7 @@ async def verify(settings: KafkaSettings, name: str) -> CheckResult:
     )
 
 
-async def read_sums(settings: KafkaSettings, name: str, *, committed: bool) -> list[ConsumerRecord]:
+async def read_sums(settings: KafkaSettings, name: str, *, committed: bool) -> list[kafka.Record]:
     """The experiment's sums in the log's order."""
     partition = kafka.partition_of(name, await kafka.partition_count(settings, kafka.PUBLIC))
     key = name.encode()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from aiokafka.errors import KafkaError
 
 from stream_app import kafka
 from stream_app.settings import Settings, load_settings
@@ -49,5 +48,5 @@ def run(settings: Settings, work: Coroutine[Any, Any, T]) -> T:
     logging.getLogger("aiokafka").addHandler(logging.NullHandler())
     try:
         return asyncio.run(work)
-    except (KafkaError, TimeoutError) as error:
+    except (kafka.KafkaError, TimeoutError) as error:
         raise kafka.unreachable(settings.kafka, error) from None

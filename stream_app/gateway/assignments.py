@@ -1,30 +1,32 @@
 """The newest assignment of every experiment, followed from Kafka and given to whoever waits.
 
 Of an assignment only what a client needs is shown: not the arms' results, the horizon or the
-definition. While Kafka is away the last one stands.
+definition. While Kafka is unreachable the last one stands.
 """
 
 import asyncio
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import orjson
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.errors import KafkaError
 
 from stream_app import kafka
 from stream_app.core.terms import parse
-from stream_app.errors import InvalidInput, Unavailable
+from stream_app.errors import InvalidInput
 from stream_app.gateway.reports import Posting
+from stream_app.kafka import PartitionReader, Record, TopicPartition
 from stream_app.kafka.reading import read_to_end
+from stream_app.kafka.reconnect import Backoff, Trouble, keep_connected
 from stream_app.logs import log
 from stream_app.settings import KafkaSettings
 from stream_app.wire.assignment import Offer, decode_offer
 from stream_app.wire.envelope import VERSION
 
+# A fetch that brings something ends a poll at once; this is how often an idle loop turns.
 _POLL_MS = 500
-_BACKOFF_S = 1.0
+# While Kafka is unreachable the last assignments stand, so there is no haste.
+_BACKOFF = Backoff(1.0, 1.0)
 
 
 class AssignmentCache:
@@ -54,7 +56,7 @@ class AssignmentCache:
             return False
         return True
 
-    def take(self, record: ConsumerRecord) -> None:
+    def take(self, record: Record) -> None:
         """Post a record of `assignments`; one that cannot be read leaves the last one standing."""
         name = (record.key or b"").decode(errors="replace")
         if record.value is None:
@@ -74,43 +76,42 @@ class AssignmentCache:
 
     async def run(self) -> None:
         """Follow the assignments, for ever."""
-        known = True
-        while True:
-            try:
-                names = ("assignments", "reports")
-                self.partitions = await kafka.partition_count(self._settings, names)
-                async with kafka.consumer(self._settings) as consumer:
-                    await self._read(consumer)
-                    if not known:
-                        log.info("gateway: assignments are read again")
-                    known = True
-                    await self._follow(consumer)
-            except (Unavailable, KafkaError, TimeoutError, OSError) as error:
-                if known:
-                    log.warning(
-                        "gateway: Kafka is away (%s), the last assignments stand",
-                        type(error).__name__,
-                    )
-                known = False
-            await asyncio.sleep(_BACKOFF_S)
+        trouble = Trouble(log)
 
-    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+        def lost(error: BaseException) -> None:
+            name = type(error).__name__
+            trouble.begins(f"gateway: Kafka is away ({name}), the last assignments stand")
+
+        def back() -> None:
+            trouble.over("gateway: assignments are read again")
+
+        await keep_connected(self._live, lost, back, _BACKOFF)
+
+    async def _live(self, connected: Callable[[], None]) -> None:
+        names = ("assignments", "reports")
+        self.partitions = await kafka.partition_count(self._settings, names)
+        async with kafka.consumer(self._settings) as consumer:
+            await self._read(consumer)
+            connected()
+            await self._follow(consumer)
+
+    async def _read(self, consumer: PartitionReader) -> None:
         topic = kafka.topic(self._settings, "assignments")
-        places = [TopicPartition(topic, number) for number in range(self.partitions)]
-        consumer.assign(places)
-        for place in places:
-            newest: dict[bytes, ConsumerRecord] = {}
-            async for records in read_to_end(consumer, place):
+        partitions = [TopicPartition(topic, number) for number in range(self.partitions)]
+        consumer.assign(partitions)
+        for partition in partitions:
+            newest: dict[bytes, Record] = {}
+            async for records in read_to_end(consumer, partition):
                 newest.update((record.key, record) for record in records)
             self._take(list(newest.values()))
         self.loaded.set()
 
-    async def _follow(self, consumer: AIOKafkaConsumer) -> None:
+    async def _follow(self, consumer: PartitionReader) -> None:
         while True:
             for records in (await consumer.getmany(timeout_ms=_POLL_MS)).values():
                 self._take(records)
 
-    def _take(self, records: Sequence[ConsumerRecord]) -> None:
+    def _take(self, records: Sequence[Record]) -> None:
         for record in records:
             self.take(record)
 

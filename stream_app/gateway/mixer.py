@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError
 
 from stream_app import kafka
 from stream_app.errors import Unavailable
+from stream_app.kafka import Writer
+from stream_app.kafka.reconnect import Backoff, Trouble, keep_connected
 from stream_app.logs import log
 from stream_app.settings import Settings
 
@@ -26,8 +26,12 @@ T = TypeVar("T")
 
 # Holds on their way; while all are, the next one waits and grows: fewer, better mixed batches.
 _IN_FLIGHT = 2
+# A hold of full size in one request; Kafka takes 1 MiB.
 _BATCH_BYTES = 1 << 19
-_BACKOFF_S = 0.5
+# Until the next try, while senders are told to come again.
+_BACKOFF = Backoff(0.5, 0.5)
+# Of a request that Kafka did not take; well within the time that senders wait.
+_RETRY_MS = 50
 
 
 class Full(Exception):
@@ -86,29 +90,31 @@ class Mixer:
 
     async def run(self) -> None:
         """Send, for ever."""
-        known = True
-        while True:
-            try:
-                async with kafka.producer(
-                    self._kafka,
-                    compression_type=None,
-                    max_batch_size=_BATCH_BYTES,
-                    retry_backoff_ms=50,
-                ) as producer:
-                    self.connected = True
-                    if not known:
-                        log.info("gateway: reports are sent again")
-                    known = True
-                    await self._send_until_it_fails(producer)
-            except (Unavailable, KafkaError, TimeoutError) as error:
-                if known:
-                    log.warning("gateway: Kafka takes no reports (%s)", type(error).__name__)
-                known = False
-            finally:
-                self._give_up()
-            await asyncio.sleep(_BACKOFF_S)
+        trouble = Trouble(log)
 
-    async def _send_until_it_fails(self, producer: AIOKafkaProducer) -> None:
+        def lost(error: BaseException) -> None:
+            trouble.begins(f"gateway: Kafka takes no reports ({type(error).__name__})")
+
+        def back() -> None:
+            trouble.over("gateway: reports are sent again")
+
+        await keep_connected(self._live, lost, back, _BACKOFF)
+
+    async def _live(self, connected: Callable[[], None]) -> None:
+        try:
+            async with kafka.producer(
+                self._kafka,
+                compression_type=None,
+                max_batch_size=_BATCH_BYTES,
+                retry_backoff_ms=_RETRY_MS,
+            ) as producer:
+                self.connected = True
+                connected()
+                await self._send_until_it_fails(producer)
+        finally:
+            self._give_up()
+
+    async def _send_until_it_fails(self, producer: Writer) -> None:
         senders = [asyncio.ensure_future(self._send_all(producer)) for _ in range(_IN_FLIGHT)]
         try:
             done, _ = await asyncio.wait(senders, return_when=asyncio.FIRST_COMPLETED)
@@ -121,7 +127,7 @@ class Mixer:
                 sender.cancel()
             await asyncio.gather(*senders, return_exceptions=True)
 
-    async def _send_all(self, producer: AIOKafkaProducer) -> None:
+    async def _send_all(self, producer: Writer) -> None:
         while True:
             hold = await self._closed.get()
             try:
@@ -135,7 +141,7 @@ class Mixer:
             self._leaving -= 1
             self._let_go()
 
-    async def _send(self, producer: AIOKafkaProducer, hold: Hold) -> None:
+    async def _send(self, producer: Writer, hold: Hold) -> None:
         acknowledgements = []
         for partition, batch in self._batches(producer, shuffled(hold.reports)):
             sent = await producer.send_batch(batch, self._topic, partition=partition)
@@ -145,7 +151,7 @@ class Mixer:
             await sent
 
     def _batches(
-        self, producer: AIOKafkaProducer, reports: Sequence[tuple[int, bytes, bytes]]
+        self, producer: Writer, reports: Sequence[tuple[int, bytes, bytes]]
     ) -> list[tuple[int, Any]]:
         now_ms = int(time.time() * 1000)
         batches: list[tuple[int, Any]] = []

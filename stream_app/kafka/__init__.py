@@ -1,14 +1,22 @@
-"""The edge to Kafka: clients, topics, readings, and errors in one line."""
+"""The edge to Kafka, and the only package that imports its library: clients, topics, errors."""
 
+from stream_app.kafka.clients import (
+    GroupReader,
+    PartitionReader,
+    Record,
+    TopicPartition,
+    TransactionalWriter,
+    Writer,
+)
 from stream_app.kafka.connection import (
     admin,
     client_options,
     consumer,
-    make_consumer,
     producer,
     stop,
+    transactional_writer,
 )
-from stream_app.kafka.errors import unreachable
+from stream_app.kafka.errors import KafkaError, unreachable
 from stream_app.kafka.topics import (
     DEFAULT_PARTITIONS,
     PUBLIC,
@@ -23,15 +31,22 @@ __all__ = [
     "DEFAULT_PARTITIONS",
     "PUBLIC",
     "TOPICS",
+    "GroupReader",
+    "KafkaError",
+    "PartitionReader",
+    "Record",
+    "TopicPartition",
+    "TransactionalWriter",
+    "Writer",
     "admin",
     "client_options",
     "consumer",
     "create_topics",
-    "make_consumer",
     "partition_count",
     "partition_of",
     "producer",
     "stop",
     "topic",
+    "transactional_writer",
     "unreachable",
 ]

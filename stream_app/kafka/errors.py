@@ -1,9 +1,20 @@
-"""What Kafka refuses or fails to answer, as one line with a remedy."""
+"""What Kafka refuses or fails to answer: errors by their meaning, and as one line with a remedy.
+
+The library's errors have their names here; nobody outside this package names them otherwise.
+"""
+
+from typing import Final
 
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
+    CommitFailedError,
     GroupAuthorizationFailedError,
+    IllegalStateError,
+    InvalidProducerEpoch,
     KafkaConnectionError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerFenced,
     TopicAuthorizationFailedError,
     TransactionalIdAuthorizationFailed,
 )
@@ -11,6 +22,26 @@ from aiokafka.errors import (
 from stream_app.errors import Unavailable
 from stream_app.kafka.log_capture import STARTUP_LOG
 from stream_app.settings import KafkaSettings
+
+__all__ = [
+    "FAILED",
+    "FENCED",
+    "NOT_COMMITTED",
+    "NO_ANSWER",
+    "KafkaError",
+    "KafkaTimeoutError",
+    "ProducerFenced",
+    "unreachable",
+]
+
+# Whatever may go wrong with Kafka; anything else is a bug.
+FAILED: Final = (KafkaError, TimeoutError, OSError)
+# Nothing answers: it is worth waiting for it.
+NO_ANSWER: Final = (KafkaConnectionError, TimeoutError, OSError)
+# Another worker has the partition: a newer producer has taken the transactional id.
+FENCED: Final = (ProducerFenced, InvalidProducerEpoch)
+# Offsets that were not committed since partitions are changing hands.
+NOT_COMMITTED: Final = (CommitFailedError, IllegalStateError)
 
 _NOT_ALLOWED = (
     ClusterAuthorizationFailedError,
@@ -38,7 +69,7 @@ def unreachable(settings: KafkaSettings, error: BaseException) -> Unavailable:
             f"kafka.sasl_username = {settings.sasl_username!r}: not allowed: "
             f"{error}; compare with: shufflebandit acls show"
         )
-    if isinstance(error, TimeoutError | KafkaConnectionError | OSError):
+    if isinstance(error, NO_ANSWER):
         return Unavailable(
             f"kafka.bootstrap = {settings.bootstrap!r}: no Kafka answers there; check the address "
             "and security_protocol, or start a local one with: shufflebandit broker"

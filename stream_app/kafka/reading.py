@@ -8,30 +8,29 @@ time when the cluster does not answer. This module knows partitions, not what th
 import time
 from collections.abc import AsyncGenerator
 
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.errors import KafkaError, KafkaTimeoutError
-
 from stream_app.kafka import connection, topics
-from stream_app.kafka.errors import unreachable
+from stream_app.kafka.clients import PartitionReader, Record, TopicPartition
+from stream_app.kafka.errors import KafkaError, KafkaTimeoutError, unreachable
 from stream_app.settings import KafkaSettings
 
+# As long as Kafka may hold back the answer to a fetch.
 _POLL_MS = 50
-# So many fetches at one place were answered: compaction left no record there. The first may have
+# So many fetches at one position were answered: compaction left no record there. The first may have
 # been sent before the end was known. If the second had brought records, there would be no third
 # before they were taken; but their time is seen a moment before they are.
 _EMPTY_ANSWERS = 3
-# No fetch was answered for this long: the cluster is away.
+# No fetch was answered for this long: the cluster is unreachable. A broker's restart takes less.
 _SILENT_S = 15.0
 
 
 async def read_to_end(
-    consumer: AIOKafkaConsumer,
+    consumer: PartitionReader,
     partition: TopicPartition,
     start: int | None = None,
     *,
     compacted: bool = False,
     silent_s: float = _SILENT_S,
-) -> AsyncGenerator[list[ConsumerRecord], None]:
+) -> AsyncGenerator[list[Record], None]:
     """All records from `start` (None: the oldest) to the end as of this call, and perhaps newer.
 
     The partition must be assigned to the consumer, and not paused. Afterwards the consumer's
@@ -57,7 +56,8 @@ async def read_to_end(
             answers = 0
             since = time.monotonic()
             continue
-        answered, answers = latest, answers + (latest != answered)
+        answers += latest != answered
+        answered = latest
         if compacted and answers >= _EMPTY_ANSWERS:
             return
         if time.monotonic() - since > silent_s:
@@ -71,17 +71,17 @@ async def read_partition(
     *,
     committed: bool = True,
     start: int | None = None,
-) -> AsyncGenerator[list[ConsumerRecord], None]:
+) -> AsyncGenerator[list[Record], None]:
     """`read_to_end` of one partition with a consumer of its own; `topic` without its prefix.
 
     Raises Unavailable if the cluster cannot be read.
     """
-    place = TopicPartition(topics.topic(settings, topic), partition)
+    source = TopicPartition(topics.topic(settings, topic), partition)
     async with connection.consumer(settings, committed=committed) as consumer:
-        consumer.assign([place])
+        consumer.assign([source])
         try:
             compacted = topics.TOPICS[topic]["cleanup.policy"] == "compact"
-            async for records in read_to_end(consumer, place, start, compacted=compacted):
+            async for records in read_to_end(consumer, source, start, compacted=compacted):
                 yield records
         except KafkaError as error:
             raise unreachable(settings, error) from None

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import TopicAlreadyExistsError, for_code
 from aiokafka.partitioner import murmur2
 
 from stream_app.errors import ConfigurationError, Unavailable
+from stream_app.kafka.clients import Writer
 from stream_app.kafka.connection import admin
 from stream_app.settings import KafkaSettings
 
@@ -107,6 +109,13 @@ async def partition_count(settings: KafkaSettings, names: Iterable[str] = TOPICS
         )
     _same_count(existing)
     return next(iter(existing.values()))
+
+
+async def partition_counts_seen(writer: Writer, full_names: Iterable[str]) -> dict[str, int]:
+    """How many partitions a writer sees of each topic, without an admin's rights; 0 if none."""
+    aiokafka_producer: Any = writer
+    cluster = await aiokafka_producer.client.fetch_all_metadata()
+    return {name: len(cluster.partitions_for_topic(name) or ()) for name in full_names}
 
 
 async def _partition_counts(

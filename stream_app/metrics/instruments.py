@@ -11,7 +11,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from prometheus_client import (
     CollectorRegistry,
@@ -60,6 +60,11 @@ class Counted(Protocol):
 
     def counts(self) -> Mapping[str, int]:
         """Totals since it was made: `accepted`, a Refusal, or `refused` for what is no report."""
+
+
+@runtime_checkable
+class Levelled(Protocol):
+    """A partition that also has something that rises and falls."""
 
     def levels(self) -> Mapping[str, int]:
         """How things stand now: `windows`, `filled` and `wanted` reports."""
@@ -167,7 +172,9 @@ class StageMetrics:
         for number, partition in self._open.items():
             self._count(number, partition)
         self._partitions.set(len(self._open))
-        self._own.level([partition.levels() for partition in self._open.values()])
+        self._own.level(
+            [part.levels() for part in self._open.values() if isinstance(part, Levelled)]
+        )
 
     def _count(self, number: int, partition: Counted) -> None:
         counts = partition.counts()

@@ -11,11 +11,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
-
 from stream_app import kafka
-from stream_app.errors import Unavailable
+from stream_app.kafka import TopicPartition
+from stream_app.kafka.reconnect import Backoff, Trouble, keep_connected
 from stream_app.logs import log
 from stream_app.monitor.view import View
 from stream_app.settings import KafkaSettings
@@ -24,6 +22,8 @@ from stream_app.settings import KafkaSettings
 _CHUNK = 100
 # Without a record for so long, Kafka is asked whether it is there; it must answer in that time.
 _PROBE_S = 3.0
+# Nothing depends on the monitor: there is no haste.
+_BACKOFF = Backoff(1.0, 1.0)
 
 
 class Reader:
@@ -43,7 +43,7 @@ class Reader:
         return "" if self.connected else "monitor: a connection to Kafka"
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Read until `stop` is set; while Kafka is away, wait for it."""
+        """Read until `stop` is set; while Kafka is unreachable, wait for it."""
         work = asyncio.ensure_future(self._work())
         halted = asyncio.ensure_future(stop.wait())
         await asyncio.wait({work, halted}, return_when=asyncio.FIRST_COMPLETED)
@@ -54,37 +54,39 @@ class Reader:
         await asyncio.wait({work})
 
     async def _work(self) -> None:
-        known = True
-        while True:
-            try:
-                partitions = await kafka.partition_count(self._settings, ("assignments", "sums"))
-                async with kafka.consumer(self._settings) as client:
-                    self._assign(client, partitions)
-                    if not known:
-                        log.info("monitor: Kafka is back")
-                    self.connected = known = True
-                    await self._follow(client)
-            except (Unavailable, KafkaError, TimeoutError, OSError) as error:
-                self.connected = False
-                if known:
-                    log.warning("monitor: Kafka is away (%s), waiting for it", type(error).__name__)
-                known = False
-            await asyncio.sleep(1)
+        trouble = Trouble(log)
 
-    def _assign(self, client: AIOKafkaConsumer, partitions: int) -> None:
-        places = [TopicPartition(t, n) for t in self._channels for n in range(partitions)]
-        client.assign(places)
-        for place in places:
-            if place in self._positions:
-                client.seek(place, self._positions[place])
+        def lost(error: BaseException) -> None:
+            self.connected = False
+            trouble.begins(f"monitor: Kafka is away ({type(error).__name__}), waiting for it")
 
-    async def _follow(self, client: AIOKafkaConsumer) -> None:
+        def back() -> None:
+            self.connected = True
+            trouble.over("monitor: Kafka is back")
+
+        await keep_connected(self._live, lost, back, _BACKOFF)
+
+    async def _live(self, connected: Callable[[], None]) -> None:
+        partitions = await kafka.partition_count(self._settings, ("assignments", "sums"))
+        async with kafka.consumer(self._settings) as client:
+            self._assign(client, partitions)
+            connected()
+            await self._follow(client)
+
+    def _assign(self, client: kafka.PartitionReader, partitions: int) -> None:
+        sources = [TopicPartition(t, n) for t in self._channels for n in range(partitions)]
+        client.assign(sources)
+        for source in sources:
+            if source in self._positions:
+                client.seek(source, self._positions[source])
+
+    async def _follow(self, client: kafka.PartitionReader) -> None:
         heard = time.monotonic()
         while True:
             chunks = await client.getmany(timeout_ms=200, max_records=_CHUNK)
-            for place, records in chunks.items():
-                await self._channels[place.topic].send(value=records)
-                self._positions[place] = records[-1].offset + 1
+            for source, records in chunks.items():
+                await self._channels[source.topic].send(value=records)
+                self._positions[source] = records[-1].offset + 1
             if not chunks and time.monotonic() - heard > _PROBE_S:
                 async with asyncio.timeout(_PROBE_S):
                     await client.end_offsets(client.assignment())

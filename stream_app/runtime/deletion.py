@@ -15,15 +15,16 @@ import asyncio
 import logging
 import time
 
-from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
-from aiokafka.errors import KafkaError
-
+from stream_app.kafka.clients import Startable, delete_before
+from stream_app.kafka.errors import FAILED
+from stream_app.kafka.reconnect import Trouble
 from stream_app.metrics.instruments import StageMetrics
 
 log = logging.getLogger("shufflebandit")
 
+# As often as offsets are committed: nothing can have become free in between.
 _EVERY_S = 1.0
+# What fails is mostly a right or a setting, which nobody changes within seconds.
 _AFTER_FAILURE_S = 10.0
 # A broker that crashed may have forgotten where a partition's log begins (it writes that down
 # about once a minute): what was deleted is deleted again.
@@ -33,13 +34,13 @@ _REPEAT_S = 60.0
 class Deletion:
     """What is to be deleted of the partitions of one topic, and the loop that does it."""
 
-    def __init__(self, client: AIOKafkaAdminClient, topic: str, metrics: StageMetrics) -> None:
+    def __init__(self, client: Startable, topic: str, metrics: StageMetrics) -> None:
         self._client = client
         self._topic = topic
         self._metrics = metrics
         self._allowed: dict[int, int] = {}
         self._deleted: dict[int, int] = {}
-        self._failing = False
+        self._trouble = Trouble(log)
 
     def allow(self, partition: int, offset: int) -> None:
         """The group has committed this offset: all below it may go."""
@@ -50,14 +51,18 @@ class Deletion:
         self._allowed.pop(partition, None)
         self._deleted.pop(partition, None)
 
+    def repeat(self) -> None:
+        """Ask for all again that was deleted."""
+        self._deleted.clear()
+
     async def run(self) -> None:
         """Delete until cancelled."""
-        repeat = time.monotonic() + _REPEAT_S
+        next_repeat = time.monotonic() + _REPEAT_S
         while True:
-            await asyncio.sleep(_AFTER_FAILURE_S if self._failing else _EVERY_S)
-            if time.monotonic() > repeat:
-                self._deleted.clear()
-                repeat = time.monotonic() + _REPEAT_S
+            await asyncio.sleep(_AFTER_FAILURE_S if self._trouble.lasts else _EVERY_S)
+            if time.monotonic() > next_repeat:
+                self.repeat()
+                next_repeat = time.monotonic() + _REPEAT_S
             due = {
                 n: offset for n, offset in self._allowed.items() if offset > self._deleted.get(n, 0)
             }
@@ -65,23 +70,17 @@ class Deletion:
                 await self._try(due)
 
     async def _try(self, due: dict[int, int]) -> None:
-        wanted = {TopicPartition(self._topic, n): RecordsToDelete(m) for n, m in due.items()}
         try:
             async with asyncio.timeout(_AFTER_FAILURE_S):
-                await self._client.delete_records(wanted)
-        except (KafkaError, TimeoutError, OSError) as error:
+                await delete_before(self._client, self._topic, due)
+        except FAILED as error:
             self._metrics.deleted(failed=True)
-            if not self._failing:
-                log.warning(
-                    "%s: records that no open batch needs cannot be deleted (%s); they stay until "
-                    "that works, or until their retention ends",
-                    self._topic,
-                    type(error).__name__,
-                )
-            self._failing = True
+            self._trouble.begins(
+                f"{self._topic}: records that no open batch needs cannot be deleted "
+                f"({type(error).__name__}); they stay until that works, or until their retention "
+                "ends"
+            )
             return
         self._deleted |= due
         self._metrics.deleted(failed=False)
-        if self._failing:
-            log.info("%s: records are deleted again", self._topic)
-        self._failing = False
+        self._trouble.over(f"{self._topic}: records are deleted again")

@@ -1,6 +1,6 @@
 """Whether Kafka answers a session, and since when a transaction waits for it.
 
-aiokafka waits for Kafka without a word to us. This says it in the log, once when Kafka goes away
+Kafka's library waits without a word to us. This says it in the log, once when Kafka is unreachable
 and once when it is back, and keeps it for the readiness probe.
 """
 
@@ -9,12 +9,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from aiokafka.errors import KafkaError
+from stream_app.kafka.errors import KafkaError
+from stream_app.kafka.reconnect import Trouble
 
 log = logging.getLogger("shufflebandit")
 
+# Without a record for so long, Kafka is asked; a broker's pause for a rebalance is shorter.
 _PROBE_EVERY_S = 3.0
-# A transaction that takes longer makes the worker unready.
+# A transaction that takes longer makes the worker unready; one takes some 10 ms.
 _SLOW_S = 5.0
 
 
@@ -24,7 +26,7 @@ class KafkaHealth:
     def __init__(self, stage: str) -> None:
         self._stage = stage
         self._heard = 0.0
-        self.away = False
+        self.trouble = Trouble(log)  # lasts while Kafka does not answer
         self.begun: list[float] = []  # when the transactions that are under way began
 
     @property
@@ -65,8 +67,7 @@ class KafkaHealth:
                 self._say(away=True)
 
     def _say(self, *, away: bool) -> None:
-        if away and not self.away:
-            log.warning("%s: Kafka is away, waiting for it", self._stage)
-        elif self.away and not away:
-            log.info("%s: Kafka is back", self._stage)
-        self.away = away
+        if away:
+            self.trouble.begins(f"{self._stage}: Kafka is away, waiting for it")
+        else:
+            self.trouble.over(f"{self._stage}: Kafka is back")

@@ -1,91 +1,130 @@
 """One life of a stage: consume, feed the pure partitions, write their outputs in transactions.
 
-It knows partitions, producers and transactions, and nothing of reports or arms. A stage's state
-for one partition is a `Partition`: synchronous, fed with records, asked for outputs. The outputs
-of a chunk go into one transaction; input offsets stay outside it (a restart
-offset that is a lower bound, or a position in the output itself). One transactional id per input
-partition fences stale workers. Whatever goes wrong with Kafka comes out of `run`: the session is
-then thrown away.
+Theory of operation
+===================
+
+A stage turns records of its input topic into output records, and each output must count exactly
+once, whatever dies when. This module and its four parts know partitions, writers and transactions,
+and nothing of reports or arms. RULES n is rule n of stream_app/kafka/RULES.md.
+
+**Who decides.** The log, and nothing else. A session keeps no truth of its own: on any error it is
+thrown away whole, and the next one recovers each partition from the topics (RULES 4). So there is
+no code that repairs a session, and none may be added: a fenced writer that is started again in
+place, or a state that is fed again after a failed write, would count twice.
+
+**Invariants.**
+
+1. Whoever writes for a partition has fenced all who did before, and reads the log only after that.
+   One transactional id for each input partition; `start` of the new owner's writer ends the old
+   one's open transaction (RULES 2). What recovery reads is therefore final.
+2. The outputs of what a state was fed are written in one transaction, in the order in which the
+   state gave them, and its next transaction begins after that one's commit. All is done under
+   `lock`, so at each moment at most one chunk is between its state and the log.
+3. Every send is awaited before the commit, which would succeed without it (RULES 3).
+4. Input offsets are not in the transaction. The shuffler commits a restart offset, a lower bound
+   that stays true; the agent's position stands in its output. To commit one late, or not at all,
+   costs rereading. To commit one before the outputs it rests on would lose reports: offsets are
+   committed only after all transactions of the round have ended, and never after one has failed.
+5. A state is fed only by the session that opened it. Records that were fetched before a partition
+   was given up and taken again are for the old state, and are dropped (`before` in `_consume`).
+6. A state is told each control record once, in order (`control_tail`).
+
+**Order of events.** The group assigns partitions: they are paused and noted, no more, since no
+heartbeat runs inside that call (RULES 1). The main loop opens them: fence, read the committed
+offset, recover, write what recovery put out, seek, resume (`partitions`). Then, again and again:
+fetch; under the lock, feed each partition's records and begin its transaction while the next one
+is fed; wait for all; about once a second, commit restart offsets. When the group takes a partition
+it waits for the lock, so for the end of any transaction, and drops the state.
+
+**The end.** On `halt` the lock is taken, so no transaction is under way, the loops are cut off, and
+the restart offsets committed a last time; unless a loop has failed meanwhile (invariant 4).
+
+Warning for whoever edits this: the randomised model (tests/shuffler/test_model.py) knows the states
+but not this loop. It is the chaos test (tests/integration/chaos) that breaks what is wrong here.
 """
 
 import asyncio
-import logging
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import CommitFailedError, IllegalStateError
-
-from stream_app.kafka import client_options, make_consumer, stop, topic
-from stream_app.kafka.aiokafka_patch import ByColumn
-from stream_app.kafka.reading import read_to_end
-from stream_app.kafka.record_batches import BATCH_BYTES
+from stream_app.kafka import stop
+from stream_app.kafka.clients import Startable, subscribe
+from stream_app.kafka.connection import make_admin, make_group_reader, make_reader
 from stream_app.metrics.instruments import StageMetrics
+from stream_app.runtime.control_tail import ControlTail
 from stream_app.runtime.deletion import Deletion
 from stream_app.runtime.kafka_health import KafkaHealth
-from stream_app.runtime.stage import Log, Output, Partition, Readers, Record, Stage
+from stream_app.runtime.open_partition import OpenPartition, Source
+from stream_app.runtime.partitions import Partitions
+from stream_app.runtime.restart_offsets import RestartOffsets
+from stream_app.runtime.stage import Readers, Record, Stage
+from stream_app.runtime.transactions import TRANSACTION_TIMEOUT_S, Transactions, cancel
 from stream_app.settings import KafkaSettings
 
-log = logging.getLogger("shufflebandit")
-
-_TRANSACTION_TIMEOUT_S = 20
-_OPEN_TIMEOUT_S = 300
+# A worker has 5 s to stop; its clients may need the rest of it.
 _STOP_TIMEOUT_S = 2
-_COMMIT_EVERY_S = 1.0
+# How long a poll waits for records: an idle loop opens partitions and commits offsets as often.
+_POLL_MS = 100
 
 
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """One open partition."""
-
-    number: int
-    state: Partition
-    producer: AIOKafkaProducer
-    control_position: int = 0
-    committed: int | None = None
-
-
-@dataclass
 class Session:
-    """One life of a stage's clients; discarded whole on any error."""
+    """One life of a stage's clients; discarded whole on any error. Needs a running event loop."""
 
-    settings: KafkaSettings
-    stage: Stage
-    metrics: StageMetrics
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _slots: dict[int, _Slot] = field(default_factory=dict)
-    _assigned: set[int] = field(default_factory=set)
-    _joined: bool = False
-    _clients: list[Any] = field(default_factory=list)
-    _next_commit: float = 0.0
-    _tailed: frozenset[int] = frozenset()
-    _deletion: Deletion | None = None
+    def __init__(self, settings: KafkaSettings, stage: Stage, metrics: StageMetrics) -> None:
+        self._source = Source.of(settings, stage)
+        self.lock = asyncio.Lock()  # held while what the states know is not in the log yet
+        self.health = KafkaHealth(stage.name)
+        self._input = make_group_reader(
+            settings,
+            self._source.group,
+            stage.instance_id,
+            committed=stage.input_committed,
+            value_bytes=stage.value_bytes,
+        )
+        readers = Readers(
+            make_reader(settings, committed=True), make_reader(settings, committed=False)
+        )
+        control = make_reader(settings, committed=True)
+        self._clients: list[Startable] = [
+            self._input, readers.committed, readers.uncommitted, control
+        ]  # fmt: skip
+        self.deletion: Deletion | None = None
+        if stage.delete_input:
+            admin = make_admin(settings)
+            self._clients.append(admin)
+            self.deletion = Deletion(admin, self._source.topic, metrics)
+        self.transactions = Transactions(settings, metrics, self.health)
+        self.partitions = Partitions(
+            settings, stage, self._input, readers, self.transactions, metrics, self.deletion,
+            self.lock,
+        )  # fmt: skip
+        self._restart_offsets = RestartOffsets(
+            settings, stage, self._input, self.partitions, self.transactions, metrics,
+            self.deletion,
+        )  # fmt: skip
+        self._control_tail = ControlTail(
+            settings, stage, control, readers.committed, self.partitions, self.transactions,
+            self.lock,
+        )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        self._outage = KafkaHealth(self.stage.name)
+    def unready(self) -> str:
+        """What it waits for, in words; empty while it does its work."""
+        if self.health.trouble.lasts:
+            return "Kafka is away"
+        if not self.partitions.joined:
+            return "its share of the partitions"
+        if self.partitions.assigned:
+            return f"{len(self.partitions.assigned)} partitions to be opened"
+        return "a transaction to go through" if self.health.slow else ""
 
     async def run(self, halt: asyncio.Event) -> None:
         """Consume and process until `halt` is set or something fails."""
-        self._input = self._client(self._group_consumer())
-        self._readers = Readers(
-            self._client(make_consumer(self.settings, committed=True)),
-            self._client(make_consumer(self.settings, committed=False)),
-        )
-        self._control = self._client(make_consumer(self.settings, committed=True))
-        if self.stage.delete_input:
-            admin = self._client(AIOKafkaAdminClient(**client_options(self.settings)))
-            self._deletion = Deletion(admin, self._topic, self.metrics)
-        async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
-            for client in list(self._clients):
+        async with asyncio.timeout(TRANSACTION_TIMEOUT_S):
+            for client in self._clients:
                 await client.start()
-        self._input.subscribe([self._topic], listener=_Listener(self))
-        loops = [self._consume(), self._tail(), self._outage.watch()]
-        if self._deletion is not None:
-            loops.append(self._deletion.run())
+        subscribe(self._input, self._source.topic, self.partitions)
+        loops = [self._consume(), self._control_tail.run(), self.health.watch()]
+        if self.deletion is not None:
+            loops.append(self.deletion.run())
         work = [asyncio.ensure_future(loop) for loop in loops]
         halted = asyncio.ensure_future(halt.wait())
         try:
@@ -93,287 +132,44 @@ class Session:
             for task in done:
                 task.result()
             # Under the lock no transaction is under way: the loops can be cut off.
-            async with asyncio.timeout(_STOP_TIMEOUT_S), self._lock:
+            async with asyncio.timeout(_STOP_TIMEOUT_S), self.lock:
                 for task in work:
                     if task.done():  # failed while we waited: its offsets may be ahead of the log
                         task.result()
-                await _cancel(work)
-                await self._commit_restart_offsets()
+                await cancel(work)
+                await self._restart_offsets.commit()
         finally:
-            await _cancel([halted, *work])
-
-    def unready(self) -> str:
-        """What it waits for, in words; empty while it does its work."""
-        if self._outage.away:
-            return "Kafka is away"
-        if not self._joined:
-            return "its share of the partitions"
-        if self._assigned:
-            return f"{len(self._assigned)} partitions to be opened"
-        return "a transaction to go through" if self._outage.slow else ""
-
-    @property
-    def _group(self) -> str:
-        """Consumer group and fencing: two deployments with other topics do not meet."""
-        return f"{self.settings.topic_prefix}.{self.stage.group}"
-
-    @property
-    def _topic(self) -> str:
-        return topic(self.settings, self.stage.input)
-
-    def _client(self, client: Any) -> Any:
-        self._clients.append(client)
-        return client
-
-    def _group_consumer(self) -> AIOKafkaConsumer:
-        size = self.stage.value_bytes
-        return make_consumer(
-            self.settings,
-            committed=self.stage.input_committed,
-            group_id=self._group,
-            group_instance_id=self.stage.instance_id or None,
-            session_timeout_ms=6_000,
-            heartbeat_interval_ms=1_000,
-            rebalance_timeout_ms=30_000,
-            request_timeout_ms=40_000,
-            value_deserializer=ByColumn(size) if size else None,
-        )
+            await cancel([halted, *work])
 
     async def close(self) -> None:
         """Stop every client; the log has all that matters."""
-        async with self._lock:
-            producers = [slot.producer for slot in self._slots.values()]
-            for number in self._slots:
-                self.metrics.closed(number)
-            self._slots.clear()
-        await asyncio.gather(*(stop(client) for client in (*producers, *self._clients)))
+        writers = await self.partitions.drop_all()
+        await asyncio.gather(*(stop(client) for client in (*writers, *self._clients)))
 
     async def _consume(self) -> None:
+        partitions = self.partitions
         while True:
-            if self._assigned:
-                await self._open_assigned()
-            before = dict(self._slots)
-            chunks = await self._input.getmany(timeout_ms=100)
-            await self._outage.notice(quiet=not chunks, probe=self._probe if self._slots else None)
-            async with self._lock:
-                async with self._writing() as begin:
-                    for place, records in chunks.items():
-                        slot = self._slots.get(place.partition)
-                        if slot is not None and slot is before.get(place.partition):
-                            await self._feed(slot, records)
-                            begin(slot)
+            await partitions.open_assigned()
+            before = dict(partitions.open)
+            chunks = await self._input.getmany(timeout_ms=_POLL_MS)
+            probe = self._probe if partitions.open else None
+            await self.health.notice(quiet=not chunks, probe=probe)
+            async with self.lock:
+                async with self.transactions.writing() as begin:
+                    for source, records in chunks.items():
+                        partition = partitions.open.get(source.partition)
+                        if partition is not None and partition is before.get(source.partition):
+                            await self._feed(partition, records)
+                            begin(partition)
                             await asyncio.sleep(0)  # what was begun, and fetching, go on meanwhile
-                await self._commit_restart_offsets_if_due()
+                await self._restart_offsets.commit_if_due()
+
+    async def _feed(self, partition: OpenPartition, records: Sequence[Record]) -> None:
+        """At most one refresh a chunk: a flood of unknown batch ids must not stop it (RULES 7)."""
+        rest = partition.state.feed(records, refreshed=False)
+        if rest:
+            await self._control_tail.refresh(partition)
+            partition.state.feed(rest, refreshed=True)
 
     async def _probe(self) -> None:
         await self._input.end_offsets(self._input.assignment())
-
-    async def _feed(self, slot: _Slot, records: Sequence[Record]) -> None:
-        rest = slot.state.feed(records, refreshed=False)
-        if rest:
-            await self._refresh(slot)
-            slot.state.feed(rest, refreshed=True)
-
-    async def _tail(self) -> None:
-        """Follow the control topic of the open partitions."""
-        while True:
-            if self._tailed != frozenset(self._slots):
-                async with self._lock:
-                    self._follow()
-            if not self._tailed:
-                await asyncio.sleep(0.05)
-                continue
-            chunks = await self._control.getmany(timeout_ms=100)
-            async with self._lock, self._writing() as begin:
-                for place, records in chunks.items():
-                    slot = self._slots.get(place.partition)
-                    if slot is not None:
-                        self._take_control(slot, records)
-                        begin(slot)
-
-    def _follow(self) -> None:
-        self._tailed = frozenset(self._slots)
-        name = topic(self.settings, self.stage.control)
-        self._control.assign([TopicPartition(name, number) for number in sorted(self._tailed)])
-        for slot in self._slots.values():
-            self._control.seek(TopicPartition(name, slot.number), slot.control_position)
-
-    async def _refresh(self, slot: _Slot) -> None:
-        """Read the control topic to its end: the input may be ahead of what was tailed."""
-        place = TopicPartition(topic(self.settings, self.stage.control), slot.number)
-        reader = self._readers.committed
-        reader.assign([place])
-        async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
-            async for records in read_to_end(reader, place, slot.control_position, compacted=True):
-                self._take_control(slot, records)
-
-    def _take_control(self, slot: _Slot, records: Sequence[Record]) -> None:
-        fresh = [record for record in records if record.offset >= slot.control_position]
-        if fresh:
-            slot.state.control(fresh)
-            slot.control_position = fresh[-1].offset + 1
-
-    async def _open_assigned(self) -> None:
-        """Take over newly assigned partitions: fence first, then read the log, then consume."""
-        async with self._lock:
-            while self._assigned:
-                await self._open(min(self._assigned))
-
-    async def _open(self, number: int) -> None:
-        producer = AIOKafkaProducer(
-            **client_options(self.settings),
-            transactional_id=f"{self._group}-{number}",
-            transaction_timeout_ms=10_000,
-            retry_backoff_ms=10,
-            max_request_size=4 << 20,
-            max_batch_size=BATCH_BYTES,  # the sums of a chunk in one request
-        )
-        place = TopicPartition(self._topic, number)
-        history = Log(self.settings, number, self._readers)
-        slot = _Slot(number, self.stage.make(), producer)
-        try:
-            async with asyncio.timeout(_OPEN_TIMEOUT_S):
-                await producer.start()
-                offset = await self._input.committed(place)
-                needed = await slot.state.recover(history, offset)
-                slot.control_position = history.ends.get(self.stage.control, 0)
-                first = (await self._input.beginning_offsets([place]))[place]
-        except BaseException:
-            await stop(producer)
-            raise
-        self._assigned.discard(number)
-        self._slots[number] = slot
-        position = max(needed, first)
-        self.metrics.opened(number, slot.state)
-        self._allow_deletion(number, offset)
-        async with self._writing() as begin:
-            begin(slot)
-        self._input.seek(place, position)
-        self._input.resume(place)
-        log.info("%s: partition %d opened at offset %d", self.stage.name, number, position)
-
-    @asynccontextmanager
-    async def _writing(self) -> AsyncIterator[Callable[[_Slot], None]]:
-        """Begin to write the outputs of partitions, each once; all have ended when this is left."""
-        begun: list[asyncio.Future[None]] = []
-
-        def begin(slot: _Slot) -> None:
-            outputs = slot.state.take()
-            if outputs:
-                begun.append(asyncio.ensure_future(self._write(slot, outputs)))
-
-        try:
-            yield begin
-            await asyncio.gather(*begun)
-        finally:
-            await _cancel(begun)
-
-    async def _write(self, slot: _Slot, outputs: Sequence[Output]) -> None:
-        """Write outputs in one transaction; every send is awaited before the commit."""
-        producer = slot.producer
-        started = time.monotonic()
-        self._outage.begun.append(started)
-        # Given here: of several records in a batch aiokafka would tell only the first one's time.
-        now_ms = time.time_ns() // 1_000_000
-        async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
-            await producer.begin_transaction()
-            sent = [
-                await producer.send(
-                    topic(self.settings, output.topic),
-                    value=output.value,
-                    key=output.key,
-                    partition=slot.number,
-                    timestamp_ms=now_ms,
-                )
-                for output in outputs
-            ]
-            written = await asyncio.gather(*sent)
-            await producer.commit_transaction()
-        offsets = [metadata.offset for metadata in written]
-        if min(offsets) >= 0:  # else one was sent twice, and Kafka did not remember where it is
-            ends = zip(outputs, offsets, strict=True)
-            slot.state.wrote({output.topic: offset + 1 for output, offset in ends})
-        self._outage.wrote(started)
-        self.metrics.committed(time.monotonic() - started)
-        for output in outputs:
-            self.metrics.wrote(output.times, output.topic, len(output.value or b""), now_ms)
-
-    async def _commit_restart_offsets_if_due(self) -> None:
-        if time.monotonic() >= self._next_commit:
-            self._next_commit = time.monotonic() + _COMMIT_EVERY_S
-            async with self._writing() as begin:
-                for slot in self._slots.values():
-                    slot.state.tick(time.time_ns() // 1_000_000)
-                    begin(slot)
-            await self._commit_restart_offsets()
-            await self._measure_lag()
-
-    async def _measure_lag(self) -> None:
-        """By the consumer's own position, which is also behind the marker of a transaction."""
-        assigned = self._input.assignment()
-        for slot in self._slots.values():
-            place = TopicPartition(self._topic, slot.number)
-            end = self._input.highwater(place) if place in assigned else None
-            if end is not None:
-                position = await self._input.position(place)
-                self.metrics.lag(slot.number, max(0, end - position))
-
-    async def _commit_restart_offsets(self) -> None:
-        """Commit the first offset that a restart needs; losing a commit only costs rereading."""
-        offsets = {}
-        for slot in self._slots.values():
-            offset = slot.state.restart_offset()
-            if offset is not None and offset != slot.committed:
-                offsets[TopicPartition(self._topic, slot.number)] = slot.committed = offset
-        if not offsets:
-            return
-        try:
-            async with asyncio.timeout(_TRANSACTION_TIMEOUT_S):
-                await self._input.commit(offsets)
-        except (CommitFailedError, IllegalStateError):
-            log.debug("%s: offsets not committed: rebalancing", self.stage.name)
-            return
-        for place, offset in offsets.items():
-            self._allow_deletion(place.partition, offset)
-
-    def _allow_deletion(self, number: int, committed: int | None) -> None:
-        if self._deletion is not None and committed is not None:
-            self._deletion.allow(number, committed)
-
-    async def revoke(self, numbers: set[int]) -> None:
-        """Give partitions up: drop their state, stop their producers."""
-        async with self._lock:
-            self._assigned -= numbers
-            dropped = [self._slots.pop(number) for number in numbers & set(self._slots)]
-            for slot in dropped:
-                self.metrics.closed(slot.number)
-                if self._deletion is not None:
-                    self._deletion.forget(slot.number)
-            await asyncio.gather(*(stop(slot.producer) for slot in dropped))
-
-    def assign(self, numbers: set[int]) -> None:
-        """Note partitions to open; nothing is fetched from them until then."""
-        self._input.pause(*(TopicPartition(self._topic, number) for number in numbers))
-        self._assigned |= numbers
-        self._joined = True
-        self.metrics.rebalanced()
-
-
-class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Only notes what changed: no heartbeats run inside these calls."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
-        await self._session.revoke({place.partition for place in revoked})
-
-    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
-        self._session.assign({place.partition for place in assigned})
-
-
-async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Cancel tasks and wait until they have ended; what they raise no longer matters."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

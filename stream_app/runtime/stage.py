@@ -2,16 +2,14 @@
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-
-from stream_app.kafka import TOPICS, topic
+from stream_app.kafka import TOPICS, PartitionReader, Record, TopicPartition, topic
 from stream_app.kafka.reading import read_to_end
 from stream_app.metrics.instruments import Times
 from stream_app.settings import KafkaSettings
 
-Record = Any  # aiokafka's ConsumerRecord
+__all__ = ["Log", "Output", "Partition", "Readers", "Record", "Restartable", "Stage", "newest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +26,8 @@ class Output:
 class Readers:
     """Consumers without a group, for recovery and refreshes; used under the session's lock."""
 
-    committed: AIOKafkaConsumer
-    uncommitted: AIOKafkaConsumer
+    committed: PartitionReader
+    uncommitted: PartitionReader
 
 
 class Log:
@@ -46,11 +44,11 @@ class Log:
     ) -> AsyncGenerator[Sequence[Record], None]:
         """All records of a topic's partition up to its end as of now; `ends` remembers the end."""
         reader = self._readers.committed if committed else self._readers.uncommitted
-        place = TopicPartition(topic(self._settings, name), self.partition)
-        reader.assign([place])
+        source = TopicPartition(topic(self._settings, name), self.partition)
+        reader.assign([source])
         self.ends[name] = start
         compacted = TOPICS[name]["cleanup.policy"] == "compact"
-        async for records in read_to_end(reader, place, start, compacted=compacted):
+        async for records in read_to_end(reader, source, start, compacted=compacted):
             self.ends[name] = records[-1].offset + 1
             yield records
 
@@ -75,23 +73,28 @@ class Partition(Protocol):
     def control(self, records: Sequence[Record]) -> None:
         """Take records of the control topic."""
 
-    def tick(self, now_ms: int) -> None:
-        """Time has passed; called about once a second."""
-
     def take(self) -> list[Output]:
         """The outputs since the last call, for one transaction."""
-
-    def wrote(self, ends: Mapping[str, int]) -> None:
-        """What was taken is committed; of each topic in it, the offset after its last record."""
-
-    def restart_offset(self) -> int | None:
-        """The first input offset that a restart needs; None if no offset is kept."""
 
     def counts(self) -> Mapping[str, int]:
         """Totals since it was made; see `metrics.instruments.Counted`."""
 
-    def levels(self) -> Mapping[str, int]:
-        """How things stand now."""
+
+@runtime_checkable
+class Restartable(Protocol):
+    """A partition that needs a restart offset: part of its state is nowhere but in its input.
+
+    Without it a partition's position stands in its own outputs.
+    """
+
+    def restart_offset(self) -> int:
+        """The first input offset that a restart needs."""
+
+    def tick(self, now_ms: int) -> None:
+        """Time has passed, about a second: what has been unsaved for long may be saved now."""
+
+    def wrote(self, ends: Mapping[str, int]) -> None:
+        """What was taken is committed; of each topic in it, the offset after its last record."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stream_app.core.batch_id import DIGEST_CHARACTERS, SEQUENCE_DIGITS
-from stream_app.kafka.record_batches import Block, Rows
+from stream_app.kafka.record_batches import RecordBlock, Rows
 from stream_app.wire.report import MAX_REPORT_BYTES, REPORT_BYTES, decode_report
 
 # What `encode_report` writes between batch id, report id and count.
@@ -117,7 +117,7 @@ class Chunk:
         parts: list[Chunk] = []
         for kind, group in groupby(records, type):
             run = list(group)
-            parts += map(_of_block, run) if kind is Block else [_of_records(run)]
+            parts += map(_of_block, run) if kind is RecordBlock else [_of_records(run)]
         if len(parts) <= 1:
             return parts[0] if parts else _of_records([])
         odd: dict[int, bytes] = {}
@@ -207,7 +207,7 @@ def _columns_by_layout(
     return Reports(batches, ids, ones), right
 
 
-def _of_block(block: Block) -> Chunk:
+def _of_block(block: RecordBlock) -> Chunk:
     offsets = np.arange(block.first, block.offset + 1)
     return Chunk(block.keys, offsets, block.times, block.rows, {})
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from aiokafka.consumer import fetcher
+from aiokafka import AIOKafkaConsumer
 
 from stream_app import kafka, shuffler
 from stream_app.app import collect_rarely
 from stream_app.core.terms import Terms
-from stream_app.kafka import aiokafka_patch
+from stream_app.kafka import connection
 from stream_app.kafka.record_batches import BATCH_BYTES, Rows
 from stream_app.metrics.instruments import Counted, Metrics, StageMetrics, Times
 from stream_app.settings import Settings
@@ -66,11 +66,7 @@ def opening(batches: Sequence[Terms]) -> Record:
 @contextmanager
 def plain_aiokafka() -> Iterator[None]:
     """Consumers that are made here take records apart as aiokafka does without this project."""
-    with (
-        patch.object(aiokafka_patch, "install"),
-        patch.object(fetcher, "PartitionRecords", aiokafka_patch._ORIGINAL),
-        patch.object(fetcher, "MemoryRecords", aiokafka_patch._MEMORY_RECORDS),
-    ):
+    with patch.object(connection, "PatchedConsumer", AIOKafkaConsumer):
         yield
 
 

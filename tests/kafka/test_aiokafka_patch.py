@@ -1,21 +1,28 @@
 """What consumers make of fetched bytes: empty records for what cannot be parsed; blocks."""
 
+import asyncio
 import random
 import struct
+from collections.abc import AsyncIterator
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.consumer import fetcher
+from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c
 
+from stream_app import kafka
 from stream_app.kafka import aiokafka_patch
-from stream_app.kafka.record_batches import Block, batches
+from stream_app.kafka.record_batches import RecordBlock, batches
+from stream_app.local.broker import LocalBroker
+from tests.support.transcripts import fresh_settings, make_topics
 
-PLACE = TopicPartition("reports", 0)
+PARTITION = TopicPartition("reports", 0)
 
 
 def batch(first: int, bad: int | None, count: int = 3) -> bytes:
@@ -34,10 +41,17 @@ def sealed(data: bytes, first: int) -> bytes:
     return bytes(whole)
 
 
+def taken_apart(
+    data: bytes, start: int, value_bytes: int | None = None
+) -> aiokafka_patch.PatchedPartitionRecords:
+    given = aiokafka_patch.BatchesOfFetch(data)
+    return aiokafka_patch.PatchedPartitionRecords(
+        value_bytes, PARTITION, given, [], start, None, None, True, 0
+    )
+
+
 def read(data: bytes, start: int) -> list[tuple[int, bytes | None, bytes | None]]:
-    aiokafka_patch.install()
-    batches = fetcher.MemoryRecords(data)
-    records = fetcher.PartitionRecords(PLACE, batches, [], start, None, None, True, 0)
+    records = taken_apart(data, start)
     found = [(record.offset, record.key, record.value) for record in records]
     assert records.next_fetch_offset == start + len(found)
     return found
@@ -45,9 +59,8 @@ def read(data: bytes, start: int) -> list[tuple[int, bytes | None, bytes | None]
 
 def test_aiokafka_still_needs_it() -> None:
     """If this fails, aiokafka has learned to read such records: the module can go."""
-    records = aiokafka_patch._ORIGINAL(
-        PLACE, MemoryRecords(batch(0, 1)), [], 0, None, None, True, 0
-    )
+    given = MemoryRecords(batch(0, 1))
+    records = fetcher.PartitionRecords(PARTITION, given, [], 0, None, None, True, 0)
 
     with pytest.raises(UnicodeDecodeError):
         list(records)
@@ -109,35 +122,33 @@ def changed(data: bytes, place: int, form: str, value: int) -> bytes:
     return sealed(bytes(whole), *struct.unpack_from(">q", whole))
 
 
-def fetched_as(data: bytes, start: int, deserializer: Any) -> list[Any]:
-    aiokafka_patch.install()
-    given = fetcher.MemoryRecords(data)
-    records = fetcher.PartitionRecords(PLACE, given, [], start, None, deserializer, True, 0)
+def fetched(data: bytes, start: int, value_bytes: int | None) -> list[Any]:
+    records = taken_apart(data, start, value_bytes)
     found = list(records)
     assert not found or records.next_fetch_offset == found[-1].offset + 1
     return found
 
 
 def one_by_one(data: bytes, start: int = 0) -> list[tuple[Any, ...]]:
-    return [(r.offset, r.timestamp, r.key, r.value) for r in fetched_as(data, start, None)]
+    return [(r.offset, r.timestamp, r.key, r.value) for r in fetched(data, start, None)]
 
 
 def by_column(data: bytes, start: int = 0) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
-    for item in fetched_as(data, start, aiokafka_patch.ByColumn(LENGTH)):
-        if isinstance(item, Block):
+    for item in fetched(data, start, LENGTH):
+        if isinstance(item, RecordBlock):
             values = [row.tobytes() for row in item.rows]
             offsets = range(item.first, item.first + len(values))
             found += zip(offsets, item.times.tolist(), item.keys, values, strict=True)
         else:
-            found.append((item.offset, item.timestamp, item.key, item.value))
+            found += [(r.offset, r.timestamp, r.key, r.value) for r in item.records]
     return found
 
 
 def blocks(data: bytes) -> list[int]:
     """How many records each block has."""
-    items = fetched_as(data, 0, aiokafka_patch.ByColumn(LENGTH))
-    return [len(item.rows) for item in items if isinstance(item, Block)]
+    items = fetched(data, 0, LENGTH)
+    return [len(item.rows) for item in items if isinstance(item, RecordBlock)]
 
 
 @pytest.mark.parametrize(
@@ -231,3 +242,94 @@ def test_a_batch_that_ends_early(cut: int) -> None:
     data = changed(good[:-cut], 8, ">i", len(good) - cut - 12)
 
     assert one_by_one(data) == by_column(data)
+
+
+@pytest.mark.parametrize("data", [written(128, 5), appended(3), batch(5, 1)])
+def test_instrumentation_sees_a_record(data: bytes) -> None:
+    """Whatever has wrapped aiokafka's consumer finds all that a record has, and no content.
+
+    OpenTelemetry's wrapper reads topic, partition, offset, key and headers of each fetched item.
+    """
+    [item] = fetched(data, 0, LENGTH)
+
+    for name in (field.name for field in fields(ConsumerRecord)):
+        assert hasattr(item, name), name
+    assert (item.topic, item.partition) == PARTITION
+    assert item.offset == one_by_one(data)[-1][0]
+    assert [*item.headers] == []
+    assert (item.key, item.value) == (None, None)
+
+
+# -- whom it concerns ----------------------------------------------------------------------------
+
+
+@pytest.mark.kafka
+async def test_only_our_own_consumers_are_patched(broker: LocalBroker) -> None:
+    """A foreign consumer in this process gets aiokafka's error; ours reads past it."""
+    before = {name: getattr(fetcher, name) for name in vars(fetcher)}
+    methods = dict(vars(fetcher.Fetcher))
+    settings = fresh_settings(broker)
+    await make_topics(settings)
+    partition = TopicPartition(kafka.topic(settings, "reports"), 0)
+    async with kafka.producer(settings) as producer:
+        await producer.send_and_wait(partition.topic, b"{}", partition=0)
+        await send_as_it_is(producer, partition, batch(0, 1))
+
+    async with kafka.consumer(settings, committed=False) as ours:
+        foreign = AIOKafkaConsumer(**kafka.client_options(settings), auto_offset_reset="earliest")
+        await foreign.start()
+        try:
+            for consumer in (ours, foreign):
+                consumer.assign([partition])
+            offsets: list[int] = []
+            async with asyncio.timeout(10):
+                while len(offsets) < 4:
+                    fetched = await ours.getmany(timeout_ms=100)
+                    offsets += [r.offset for records in fetched.values() for r in records]
+                with pytest.raises(UnicodeDecodeError):
+                    await anext(polled(foreign))
+        finally:
+            await foreign.stop()
+
+    assert offsets == [0, 1, 2, 3]
+    assert before == {name: getattr(fetcher, name) for name in vars(fetcher)}
+    assert methods == dict(vars(fetcher.Fetcher))
+
+
+async def polled(consumer: AIOKafkaConsumer) -> AsyncIterator[None]:
+    """Polls until it fails."""
+    while True:
+        await consumer.getmany(timeout_ms=100)
+    yield
+
+
+async def send_as_it_is(producer: Any, partition: TopicPartition, data: bytes) -> None:
+    """Past aiokafka, which would not write such a batch."""
+    client = producer.client
+    node = client.cluster.leader_for_partition(partition)
+    request = ProduceRequest(None, 1, 5_000, [(partition.topic, [(partition.partition, data)])])
+    answer = await client.send(node, request)
+    assert answer.topics[0][1][0][1] == 0, answer
+
+
+@pytest.mark.kafka
+async def test_blocks_and_records_in_the_order_of_the_log(broker: LocalBroker) -> None:
+    """By column a consumer gives blocks, and the records of other batches between them."""
+    settings = fresh_settings(broker)
+    await make_topics(settings)
+    partition = TopicPartition(kafka.topic(settings, "reports"), 0)
+    async with kafka.producer(settings) as producer:
+        await producer.send_and_wait(partition.topic, b"{}", partition=0)
+        for data in (written(128), sealed(appended(3), 0), batch(0, 1), written(150)):
+            await send_as_it_is(producer, partition, data)
+
+    found: list[Any] = []
+    async with kafka.consumer(settings, committed=False, value_bytes=LENGTH) as consumer:
+        consumer.assign([partition])
+        async with asyncio.timeout(10):
+            while not found or found[-1].offset < 284:
+                for records in (await consumer.getmany(timeout_ms=100)).values():
+                    found += records
+
+    assert [0, 128, 129, 130, 131, 132, 133, 134, 284] == [item.offset for item in found]
+    assert [128, 150] == [len(item.rows) for item in found if isinstance(item, RecordBlock)]

@@ -3,22 +3,10 @@
 import socket
 import subprocess
 import sys
-import time
 
-from stream_app import agent, shuffler
-from stream_app.metrics.instruments import Metrics
+from stream_app import shuffler
 from stream_app.runtime.runner import Runner
-from stream_app.runtime.session import Session
-from stream_app.runtime.stage import Stage
 from stream_app.settings import Settings
-
-
-def session() -> Session:
-    settings = Settings()
-    stage = Stage(
-        "shuffle", "reports", "assignments", False, "group", "", agent.EliminationPartition
-    )
-    return Session(settings.kafka, stage, Metrics().stage("shuffle"))
 
 
 def test_not_ready_before_it_is_connected() -> None:
@@ -26,28 +14,6 @@ def test_not_ready_before_it_is_connected() -> None:
     runner: Runner = shuffler.make_runner(Settings())
 
     assert runner.unready() == "shuffle: a connection to Kafka"
-
-
-def test_ready_with_all_partitions_open_and_transactions_through() -> None:
-    """In the order of a life: joined, opened, a slow transaction, Kafka away."""
-    life = session()
-    assert life.unready() == "its share of the partitions"
-
-    life._joined = True
-    life._assigned = {1, 2}
-    assert life.unready() == "2 partitions to be opened"
-
-    life._assigned = set()
-    assert life.unready() == ""
-
-    life._outage.begun = [time.monotonic()]
-    assert life.unready() == ""
-
-    life._outage.begun = [time.monotonic(), time.monotonic() - 6]
-    assert life.unready() == "a transaction to go through"
-
-    life._outage.away = True
-    assert life.unready() == "Kafka is away"
 
 
 def test_port_in_use_ends_the_worker_at_once() -> None:

@@ -10,7 +10,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from stream_app import kafka, shuffler
 from stream_app.local.broker import LocalBroker
 from stream_app.metrics.instruments import Metrics
-from tests.runtime.test_runner import Site, opened, site, until
+from tests.runtime.site import Site, opened, site, until
 from tests.support.partition_log import assignment, terms
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -66,17 +66,17 @@ async def test_a_stale_worker_deletes_nothing_that_the_new_one_needs(broker: Loc
         await here.send("reports", b"demo", b"junk")
         await here.report("demo", batch.batch_id, 5)
         await deleted(here, 1, 2)
-        session: Any = stale._session
-        await session._lock.acquire()
+        session: Any = stale.session
+        await session.lock.acquire()
         fresh = here.shuffle()
         await opened(fresh)
         await here.report("demo", batch.batch_id, 5)
-        session._deletion._deleted.clear()  # so that it asks again, as it does every minute
+        session.deletion.repeat()  # so that it asks again, as it does every minute
         await asyncio.sleep(2.5)
         assert await bounds(here) == (1, 3)
         await here.report("demo", batch.batch_id, 5)
         (total,) = await until(lambda: here.read("sums", committed=False))
-        session._lock.release()
+        session.lock.release()
 
         assert b'"total":15' in total.value
 

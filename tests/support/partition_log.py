@@ -20,7 +20,7 @@ from stream_app.core.mechanisms import calibrate
 from stream_app.core.promise import Promise
 from stream_app.core.terms import Limits, Terms
 from stream_app.core.window import Refusal
-from stream_app.kafka.record_batches import Block
+from stream_app.kafka.record_batches import RecordBlock
 from stream_app.runtime.stage import Output
 from stream_app.shuffler.partition import ShufflePartition
 from stream_app.wire.report import REPORT_BYTES, encode_report
@@ -114,9 +114,9 @@ class MemoryLog:
             yield piece
 
 
-def blocks(records: Sequence[Record]) -> list[Record | Block]:
+def blocks(records: Sequence[Record]) -> list[Record | RecordBlock]:
     """What a consumer may make of the same records: all that look like reports in blocks."""
-    found: list[Record | Block] = []
+    found: list[Record | RecordBlock] = []
     for (usual, _), run in groupby(
         enumerate(records),
         lambda each: (len(each[1].value or b"") == REPORT_BYTES, each[1].offset - each[0]),
@@ -129,7 +129,7 @@ def blocks(records: Sequence[Record]) -> list[Record | Block]:
         values = b"".join(record.value or b"" for record in some)
         rows = np.frombuffer(values, np.uint8).reshape(-1, REPORT_BYTES)
         times = np.array([record.timestamp for record in some])
-        found.append(Block(some[0].offset, keys, times, rows))
+        found.append(RecordBlock(some[0].offset, keys, times, rows))
     return found
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream_app.kafka.record_batches import Block
+from stream_app.kafka.record_batches import RecordBlock
 from stream_app.wire.report import MAX_REPORT_BYTES, REPORT_BYTES, decode_report, encode_report
 from stream_app.wire.report_columns import Chunk, encode_reports
 from tests.support.partition_log import Record
@@ -172,7 +172,7 @@ def test_blocks_among_records() -> None:
     rows = np.frombuffer(b"".join(sent), np.uint8).reshape(50, REPORT_BYTES)
     keys = [b"demo"] * 50
     times = np.full(50, 7)
-    first, second = (Block(offset, keys, times, rows) for offset in (100, 156))
+    first, second = (RecordBlock(offset, keys, times, rows) for offset in (100, 156))
     mixed = [first, *alone[50:56], second]
 
     expected = Chunk.of(alone)
