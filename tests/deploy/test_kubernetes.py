@@ -93,7 +93,7 @@ def test_ports_are_those_of_the_settings(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_probes(role: str) -> None:
     """Alive and ready, by paths that the worker's endpoint has."""
-    served = {route.resource.canonical for route in endpoint._pages("127.0.0.1", "", None, list).router.routes()}  # type: ignore[arg-type, union-attr]
+    served = {route.resource.canonical for route in endpoint._pages("", None, list).router.routes()}  # type: ignore[arg-type, union-attr]
     probes = {
         name: container(role)[name]["httpGet"]
         for name in ("startupProbe", "livenessProbe", "readinessProbe")
