@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.command_line import run
 
-EXPERIMENTS = Path(__file__).parent.parent / "deploy" / "experiments"
+EXPERIMENTS = Path(__file__).parents[2] / "deploy" / "experiments"
 
 
 def write(folder: Path, text: str) -> Path:
