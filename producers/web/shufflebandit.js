@@ -162,16 +162,24 @@ function logPmf(x, n, numerator) {
     + 0.5 * (Math.log(n) - Math.log(x) - Math.log(rest)) - LOG_SQRT_2PI;
 }
 
-/* Log of the sum of max(0, f(b) - e^eps f(b-1)), in positive terms, walked downward. */
-function logOneSided(n, numerator, eps) {
+/* e^-eps with so many binary places, as an exact fraction. */
+function shrink(epsilon, places) {
+  const stated = exact(epsilon), most = BigInt(MAX_EPSILON) * UNIT;
+  return expMinus(stated < most ? stated : most, places);
+}
+
+/* Log of the sum of max(0, f(b) - e^eps f(b-1)), walked downward from t = (n+1)q/(q + e^eps(1-q)),
+   in units of 2**-128: a term is f(b)(t-b)(q + e^eps(1-q))/((n-b+1)q), where nothing cancels. */
+function logOneSided(n, numerator, eps, p) {
   const q = Number(numerator) / 2 ** 64, r = Number(ONE - numerator) / 2 ** 64;
-  const growth = Math.exp(eps), rest = 1 + 1 / -Math.expm1(-eps);
-  const top = Math.min(n, Math.ceil((n + 1) * q / (q + growth * r)));
+  const slope = (q + Math.exp(eps) * r) / q, rest = 1 + 1 / -Math.expm1(-eps);
+  const part = numerator * p, t = (BigInt(n + 1) * part << 128n) / (part + (ONE - numerator << 320n)) + 1n;
+  const top = Math.min(n, Number(t >> 128n)), over = Number(t - (BigInt(top) << 128n)) / 2 ** 128;
   let total = 0, mass = 1;
   for (let b = top; b >= 0; b--) {
-    const rho = b * r / ((n - b + 1) * q);
-    total += mass * Math.max(0, 1 - growth * rho);
-    mass *= rho;
+    const above = n - b + 1;
+    total += mass * slope * (top - b + over) / above;
+    mass *= b * r / (above * q);
     if ((total > 0 && mass * rest <= 1e-22 * total) || top - b > MAX_STEPS) {
       total += mass * rest; // a bound of all that is left
       break;
@@ -180,9 +188,9 @@ function logOneSided(n, numerator, eps) {
   return total ? logPmf(top, n, numerator) + Math.log(total) : -Infinity;
 }
 
-function binomialDelta({ honest, trials, numerator, eps }) {
-  const n = honest * trials;
-  return Math.exp(Math.max(logOneSided(n, numerator, eps), logOneSided(n, ONE - numerator, eps)));
+function binomialDelta({ honest, trials, numerator, epsilon, eps }) {
+  const n = honest * trials, p = shrink(epsilon, 320);
+  return Math.exp(Math.max(logOneSided(n, numerator, eps, p), logOneSided(n, ONE - numerator, eps, p)));
 }
 
 /* 2(1 + e^eps) m P(X > c) for the clipping, m(2c+1) 2^-bits (1 + e^eps) for the table. */
@@ -221,8 +229,7 @@ function expMinus(x, bits) {
 /* 2**bits P(c + clip(X - Y, -c, c) <= j), j = 0..2c-1, right to the last bit: Miller's algorithm. */
 export function laplaceTable(honest, epsilon, clip, bits) {
   const places = bits + 192, h = BigInt(honest);
-  const capped = exact(epsilon) > 50n * UNIT ? 50n * UNIT : exact(epsilon);
-  const p = expMinus(capped, places);
+  const p = shrink(epsilon, places);
   const centre = (1n << BigInt(places)) + (p * p >> BigInt(places));
   const eps = Math.min(Number(epsilon), MAX_EPSILON);
   const start = clip + Math.ceil((bits + 48) * Math.log(2) / eps) + 2;

@@ -18,7 +18,7 @@ import numpy as np
 
 from stream_app.core import accounting
 from stream_app.core.noise import Floats, SymmetricNoise
-from stream_app.core.promise import Calibration, Promise, require
+from stream_app.core.promise import Calibration, Promise, plain, require
 from stream_app.core.samplers import (
     Entropy,
     ManyShares,
@@ -85,7 +85,14 @@ class DiscreteLaplace:
         delta = float(promise.delta)
         clip = accounting.least_clip(promise.batch_size, promise.honest, epsilon, delta)
         rounding = accounting.table_delta(promise.batch_size, clip, 64, epsilon)
-        return cls(promise, clip, 64 if rounding <= 0.01 * delta else 128)
+        found = cls(promise, clip, 64 if rounding <= 0.01 * delta else 128)
+        if found.certified_delta > promise.delta:
+            raise ConfigurationError(
+                f"delta = {plain(promise.delta)}: below what a sampling table of 128 bits keeps in "
+                f"a batch of {promise.batch_size} ({found.certified_delta:.1g}); use a larger "
+                "delta, smaller batches or mechanism = binomial"
+            )
+        return found
 
     @classmethod
     def rebuild(

@@ -240,7 +240,9 @@ class _Shuffle:
             )
         )
         self._checkpoint = Histogram(
-            "shufflebandit_checkpoint_bytes", "Sizes of the checkpoints written to `windows`.",
+            "shufflebandit_checkpoint_bytes",
+            "Sizes of the checkpoints written to `windows`; they depend on how many reports they "
+            "hold, not on what these say.",
             buckets=_BYTES, registry=registry,
         )  # fmt: skip
         deletions = Counter(
