@@ -14,7 +14,10 @@ from stream_app.core.promise import Promise, plain
 # Those who must be trusted, wherever a surface names them (deploy/SECURITY.md says with what).
 TRUSTED: Final = "gateway, Kafka, shuffle stage, auditor"
 # Said wherever there is room: the shuffle model is not the local one.
-ONE_REPORT: Final = "One report alone hides little: only the sum over its batch does."
+ONE_REPORT: Final = (
+    "One report alone hides little, and a batch of them in random order is not private either: it "
+    "is their sum that is."
+)
 
 
 def promise(to_each: Privacy | Promise, certified_delta: float | None = None) -> str:
