@@ -28,6 +28,7 @@ from stream_app.core.window import Refusal
 # `_created` would be one more series for each counter, and tells nothing here.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
+# Labels: what became of a report, or of terms and assignments.
 ACCEPTED = "accepted"
 REFUSED = "refused"
 # What the service itself takes; then how long users need to fill a batch: up to a week.
