@@ -6,14 +6,17 @@ the operating system's, drawn in blocks, and forgotten in a forked process.
 """
 
 import os
+import re
 import secrets
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
+from urllib.parse import quote, unquote
 from weakref import WeakSet
 
+from stream_app.core.accounting import ONE
 from stream_app.core.samplers import Entropy, Sampler
 from stream_app.core.state import Status
 from stream_app.core.terms import Checks, Limits, Terms
@@ -26,12 +29,45 @@ _ID_BYTES = 16
 _PIECES = 512
 
 
+# What `str(shown)` looks like: version, report id, deadline, batch id, arm. A name of an arm has at
+# most 100 characters, each at most 12 when quoted.
+_TEXT = re.compile(
+    r"1~([0-9a-f]{32})?~([0-9]{0,15})~([0-9]{1,12}\.[\w-]{1,64})?~([!-~]{1,1200})", re.ASCII
+)
+
+
 class Shown(NamedTuple):
-    """What to show a user, and what to `report` on. A product may store it."""
+    """What to show a user, and what to `report` on. `str` gives a text that a session can keep."""
 
     arm: str
     batch_id: str  # empty: nobody reports on it
     report_id: bytes = b""
+    deadline_ms: int | None = None  # until when a reward counts; None: no attribution window
+
+    def __str__(self) -> str:
+        deadline = "" if self.deadline_ms is None else self.deadline_ms
+        return f"1~{self.report_id.hex()}~{deadline}~{self.batch_id}~{quote(self.arm, safe='')}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From `str(shown)`. Raises InvalidInput."""
+        found = _TEXT.fullmatch(text)
+        if found is None or bool(found[1]) != bool(found[3]):
+            raise InvalidInput("shown: not the text of what a client has shown")
+        report_id, deadline, batch_id, arm = found.groups(default="")
+        try:
+            name = unquote(arm, errors="strict")
+        except UnicodeDecodeError:
+            raise InvalidInput("shown: its arm is not UTF-8") from None
+        deadline_ms = int(deadline) if deadline else None
+        return cls(name, batch_id, bytes.fromhex(report_id), deadline_ms)
+
+
+def rounded(reward: float) -> int:
+    """A reward from 0 to 1 as one bit, at random with this mean (MATH 8)."""
+    if reward in (0, 1):
+        return int(reward)
+    return int(secrets.randbits(64) < int(reward * ONE))
 
 
 class Draws:
@@ -67,10 +103,10 @@ class CheckedBatch:
     arm: str = field(init=False)
     size: int = field(init=False)
     attribution_ms: int = field(init=False)
-    encode: Callable[[float], int] = field(init=False, repr=False)  # the sampler's
+    noise: Callable[[], int] = field(init=False, repr=False)  # the sampler's
 
     def __post_init__(self) -> None:
-        self.encode = self.sampler.encode
+        self.noise = self.sampler.noise
         self.arm = self.terms.arm
         self.attribution_ms = self.terms.attribution_ms
         self.size = self.terms.mechanism.promise.batch_size
@@ -88,24 +124,37 @@ class PendingReport:
     shown: Shown
     user: bytes = field(repr=False)
     deadline_ms: int | None  # None: it leaves when the reward is known
-    # None if an earlier run has encoded it.
+    noise: int = field(repr=False)  # drawn once, at the choice
+    # None if another process made the choice.
     batch: CheckedBatch | None = field(default=None, repr=False)
-    ones: int | None = field(default=None, repr=False)
+    bit: int | None = field(default=None, repr=False)  # the rounded reward; None: none so far
     left: bool = False  # its time has come, or it was given up
+    lost: bool = False  # another process had bound the user before: never to be sent
+
+    @property
+    def ones(self) -> int:
+        """What the report says: without a reward, as for 0."""
+        return self.noise + (self.bit or 0)
 
 
 class OpenBatches:
     """What the newest assignment offers, as far as this client accepts it."""
 
     def __init__(
-        self, experiment: str, limits: Limits, entropy: Entropy = secrets.token_bytes
+        self,
+        experiment: str,
+        limits: Limits,
+        entropy: Entropy = secrets.token_bytes,
+        window_ms: int | None = None,
     ) -> None:
+        """`window_ms` is what the product was written for; None is for who has no product."""
         self.status: Status | None = None
         self.serve: str | None = None
         self.open: dict[str, CheckedBatch] = {}
         self.refused = 0  # how many terms were refused
         self._experiment = experiment
         self._limits = limits
+        self._window_ms = window_ms
         self._entropy = entropy
         self._draws = Draws(entropy)
         self._ids: dict[int, str] = {}  # by sequence number
@@ -144,6 +193,12 @@ class OpenBatches:
         `checks` are those of the assignment that lists it, if it is one of several.
         """
         terms = self._checked(batch_id, raw, checks or Checks(self._limits))
+        if self._window_ms not in (None, terms.attribution_ms):
+            raise InvalidInput(
+                f"batch {batch_id[:80]}: attribution_ms = {terms.attribution_ms}, but this client "
+                f"was made for {self._window_ms}; see attribution_s of the experiment, and "
+                "window_s or immediate of the client"
+            )
         if self._ids.get(terms.sequence) != batch_id and terms.sequence <= self._newest:
             raise InvalidInput(
                 f"batch {batch_id[:80]}: sequence number {terms.sequence} is not a new one"

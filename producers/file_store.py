@@ -1,223 +1,288 @@
-"""The client's memory in a file: an append-only journal, compacted when it is opened.
+"""The client's memory in a sqlite file that all processes of one machine share.
 
-A line is a JSON array: `user` (hash, epsilon, delta, experiments), `batch` (id, terms), `chosen`
-(report, what it costs), `waiting` (report), `encoded` (report id, ones), `ended` (report ids).
-Lines are durable before anything that they describe is sent, so a damaged end is what a crash
-leaves and nobody has seen it; damage before the end is refused.
+Theory of operation. `choose` waits for nobody: it looks at what this process has claimed since the
+last commit, then at the user's row as of the last commit of anybody (a reader of a write-ahead log
+never waits), and claims in memory. A thread commits at every tick (100 ms), and `sync` does so at
+once, in one short transaction:
+
+1. Claims. A user's row moves from the history that `choose` saw to the next one. Where it has
+   another one by now, somebody was faster: the claim is lost, and its report is dropped. So a user
+   reports once, whatever processes they come to. No report leaves before its claim is committed.
+2. Reports. A row has the noise, drawn with the choice, and nothing of a reward until the deadline;
+   then all that are due get their final count, alike. Acknowledged rows are deleted: overwritten in
+   the file, and the log is truncated within a second.
+3. Rewards. To change the row of a user at the moment of a click would name those who click. So
+   rewards of a tick go together into one sealed block. A block is written at every tick for as long
+   as any report waits, whether there are rewards or not, and its size follows from the number of
+   choices and reports only; what does not fit waits for the next one. Other processes read the
+   blocks: a reward may be given to any of them.
+
+A process that dies leaves a lock file that nobody holds: whoever sees it first gives its reports
+away, and a client of the same experiment takes them over, with the rewards that blocks have.
+A kill loses the choices and rewards of one tick at most, and of those nothing had left.
+
+Whoever has only the file learns who of a list of users has taken part if they also have the key;
+without it nothing but numbers and times of choices. See `producers.sealing`.
 """
 
-import contextlib
-import fcntl
-import os
+import math
+import sqlite3
 import threading
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from decimal import Decimal
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import orjson
 
-from producers.batches import PendingReport
-from producers.store import Ledger, MemoryStore, SavedReport
-from stream_app.core.promise import plain
-from stream_app.errors import ConfigurationError
+from producers.batches import PendingReport, Shown, forgets_on_fork
+from producers.key_file import load_key
+from producers.old_journal import import_journal
+from producers.process_lock import ProcessLock
+from producers.sealing import Sealing
+from producers.store import NOTHING, Inbox, Ledger, Spent
+from producers.store_commits import TICK_S, Commits, Histories, Work
+from producers.store_tables import Tables, connect
+from stream_app.errors import ConfigurationError, IllegalTransition, Unavailable
 
-# The first line's kind: another file, or one of a later version, is refused and not overwritten.
-_MAGIC = "shufflebandit-store"
-_VERSION = 1
-
-
-@dataclass(slots=True)
-class _JournalState:
-    """What a journal says."""
-
-    salt: bytes = b""
-    ledger: Ledger = field(default_factory=Ledger)
-    terms: dict[str, Any] = field(default_factory=dict)
-    waiting: dict[str, tuple[str, SavedReport]] = field(default_factory=dict)  # by report id
-
-    def replay(self, line: bytes) -> None:
-        """Apply one line; ValueError, KeyError, TypeError or ArithmeticError if it is damaged."""
-        kind, *rest = orjson.loads(line)
-        if kind == "user":
-            user, epsilon, delta, names = rest
-            self.ledger.restore(bytes.fromhex(user), Decimal(epsilon), Decimal(delta), names)
-        elif kind == "batch":
-            self.terms[rest[0]] = rest[1]
-        elif kind == "chosen":
-            report_id, name, batch_id, arm, user, deadline_ms, epsilon, delta = rest
-            self._wait(report_id, name, batch_id, arm, user, deadline_ms, None)
-            self.ledger.charge(bytes.fromhex(user), name, Decimal(epsilon), Decimal(delta))
-        elif kind == "waiting":
-            self._wait(*rest)
-        elif kind == "encoded":
-            name, saved = self.waiting[rest[0]]
-            self.waiting[rest[0]] = (name, saved._replace(ones=int(rest[1])))
-        elif kind == "ended":
-            for report_id in rest:
-                self.waiting.pop(report_id, None)
-        elif kind == _MAGIC and rest[0] == _VERSION:
-            self.salt = bytes.fromhex(rest[1])
-        else:
-            raise ValueError
-
-    def _wait(
-        self,
-        report_id: str,
-        name: str,
-        batch_id: str,
-        arm: str,
-        user: str,
-        deadline_ms: int | None,
-        ones: int | None,
-    ) -> None:
-        saved = SavedReport(
-            batch_id, arm, bytes.fromhex(report_id), bytes.fromhex(user), deadline_ms, ones, None
-        )
-        self.waiting[report_id] = (name, saved)
-
-    def compact(self) -> Iterator[list[Any]]:
-        """The same content in as few lines as it takes."""
-        yield [_MAGIC, _VERSION, self.salt.hex()]
-        for user, spent in self.ledger.users.items():
-            names = sorted(spent.experiments)
-            yield ["user", user.hex(), plain(spent.epsilon), plain(spent.delta), names]
-        for batch_id in {s.batch_id for _, s in self.waiting.values() if s.ones is None}:
-            yield ["batch", batch_id, self.terms[batch_id]]
-        for report_id, (name, s) in self.waiting.items():
-            user_hex = s.user.hex()
-            yield ["waiting", report_id, name, s.batch_id, s.arm, user_hex, s.deadline_ms, s.ones]
+# Two ticks of two processes, and a slow disk: a reward that was given in time is known by then.
+_SETTLE_MS = 400
+# How often dead processes are looked for, and the log is truncated.
+_TIDY_S = 1.0
+# Connections that a forked child must not even close.
+_PARENTS: list[object] = []
 
 
-class FileStore(MemoryStore):
-    """A journal on disk, for one process at a time; several clients in it may share one store."""
+class FileStore:
+    """A file for all processes of a machine, and for all clients in each of them."""
 
-    def __init__(self, path: Path | str) -> None:
-        super().__init__()
+    settle_ms = _SETTLE_MS
+
+    def __init__(self, path: Path | str, key_file: Path | str | None = None) -> None:
         self._path = Path(path)
-        self._lock = threading.Lock()
-        self._lines: deque[bytes] = deque()
-        self._guard = self._claim()
-        state = self._load()
-        state.salt = state.salt or self._salt
-        self._salt = state.salt
-        self._ledger = state.ledger
-        self._earlier = state
-        self._costs: dict[str, tuple[str, str]] = {}  # of the batches in the journal
-        self._rewrite(state)
-        self._file = self._path.open("ab", buffering=0)
-        self._size = self._file.tell()
+        beside = self._path.with_name(f"{self._path.name}.key")
+        key_path = beside if key_file is None else Path(key_file)
+        import_journal(self._path, key_path)
+        self._sealing = Sealing(load_key(key_path, self._path))
+        self._inboxes: list[Inbox] = []
+        self._adding = threading.Lock()  # of `_work`, for moments
+        self._committing = threading.Lock()
+        self._work = Work()
+        self._in_flight = Work()
+        self._ledger = Ledger()
+        self._histories = Histories()
+        self._over: set[str] = set()
+        self._last = (b"", NOTHING)  # the user that was looked up last
+        self._last_tidy = -math.inf
+        self._forked = False
+        self._closing = threading.Event()
+        self._open()
+        self._thread = threading.Thread(target=self._run, name="file-store", daemon=True)
+        self._thread.start()
+        forgets_on_fork(self)
+
+    def _open(self) -> None:
+        try:
+            self._path.touch(0o600)
+            self._tables = Tables(self._path, self._sealing)
+            self._reader = connect(self._path)
+            self._lock = ProcessLock(self._path)
+            owner = self._tables.join(self._lock.name)
+        except sqlite3.OperationalError as error:
+            raise ConfigurationError(
+                f"{self._path}: cannot be written: {error}; check rights and free space"
+            ) from None
+        except sqlite3.DatabaseError as error:
+            raise ConfigurationError(
+                f"{self._path}: not a store of reports: {error}; give another path, or restore it "
+                "from a copy (with a new file, users could report a second time)"
+            ) from None
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self._path}: cannot be opened: {error.strerror}; check folder and rights"
+            ) from None
+
+        self._commits = Commits(self._path, self._sealing, self._tables, owner)
+
+    def discard(self) -> None:
+        """In a forked child: connections and lock are the parent's."""
+        self._forked = True
+        _PARENTS.extend((self._tables, self._reader))
+        self._lock.forget()
+
+    # --- For the event loop ----------------------------------------------------------------------
+
+    def attach(self, experiment: str) -> Inbox:
+        """A client begins."""
+        inbox = Inbox(experiment)
+        self._inboxes = [*self._inboxes, inbox]
+        self._last_tidy = -math.inf
+        return inbox
+
+    def detach(self, inbox: Inbox, reports: Sequence[PendingReport]) -> None:
+        """A client ends: others may have these, after the next `sync`."""
+        self._inboxes = [each for each in self._inboxes if each is not inbox]
+        ids = [report.shown.report_id for report in reports]
+        ids += [saved.report_id for saved in inbox.adopted]
+        with self._adding:
+            self._work.given_up += ids
+
+    def tag(self, user: str) -> bytes:
+        """The user's keyed hash."""
+        if self._forked:
+            raise IllegalTransition("this store was opened before a fork; open one per process")
+        return self._sealing.tag(user)
+
+    def spent(self, user: bytes) -> Spent:
+        """A user's history, with what this process has claimed since the last commit."""
+        # In this order: `_swap` moves a claim to the second before it leaves the first.
+        claimed = self._work.claimed.get(user) or self._in_flight.claimed.get(user)
+        if claimed is not None:
+            return claimed
+        try:
+            query = "SELECT history FROM users WHERE tag = ?"
+            row = self._reader.execute(query, (user,)).fetchone()
+            spent = NOTHING if row is None else self._histories.spent(row[0], self._reader)
+        except sqlite3.Error as error:
+            raise self._unavailable(error) from None
+        self._last = (user, spent)
+        return spent
+
+    def shown(self, user: bytes, experiment: str) -> Shown | None:
+        """What another client has shown this user, as long as a reward may come."""
+        query = (
+            "SELECT terms, batch_id, report_id, due_ms FROM pending JOIN batches "
+            "ON batches.id = batch WHERE tag = ? AND experiment = ? AND final = 0"
+        )
+        try:
+            row = self._reader.execute(query, (user, experiment)).fetchone()
+        except sqlite3.Error as error:
+            raise self._unavailable(error) from None
+        if row is None:
+            return None
+        terms, batch_id, report_id, due_ms = row
+        return Shown(orjson.loads(terms)["arm"], batch_id, report_id, due_ms)
 
     def chosen(self, report: PendingReport) -> None:
-        """Charge the user and journal the report."""
-        assert report.batch is not None
-        terms = report.batch.terms
-        arm, batch_id, report_id = report.shown
-        costs = self._costs.get(batch_id)
-        if costs is None:
-            self._add(["batch", batch_id, terms.as_json()])
-            promise = terms.mechanism.promise
-            costs = self._costs[batch_id] = plain(promise.epsilon), plain(promise.delta)
-        binding = (report.experiment, batch_id, arm, report.user.hex(), report.deadline_ms)
-        self._add(["chosen", report_id.hex(), *binding, *costs])
-        super().chosen(report)
+        """Claim the user."""
+        user = report.user
+        with self._adding:
+            work = self._work
+            claimed = work.claimed.get(user) or self._in_flight.claimed.get(user)
+            before = claimed or (self._last[1] if self._last[0] == user else self.spent(user))
+            after = self._ledger.after(before, report)
+            work.claims.append((report, before, after))
+            work.claimed[user] = after
+
+    def answered(self, report_id: bytes, bit: int) -> None:
+        """Have the reward in one of the next blocks."""
+        self._commits.rewards.append((report_id, bit))
+
+    def forward(self, shown: Shown, bit: int) -> bool:
+        """A reward for another client's report; its choice may not be committed yet."""
+        query = "SELECT final FROM pending WHERE report_id = ?"
+        try:
+            row = self._reader.execute(query, (shown.report_id,)).fetchone()
+        except sqlite3.Error as error:
+            raise self._unavailable(error) from None
+        if shown.deadline_ms is None if row is None else row[0]:
+            return False
+        self._commits.rewards.append((shown.report_id, bit))
+        for inbox in self._inboxes:
+            inbox.rewards.append((shown.report_id, bit))
+            inbox.notify()
+        return True
 
     def encoded(self, report: PendingReport) -> None:
-        """Journal the count of ones."""
-        self._add(["encoded", report.shown.report_id.hex(), report.ones])
+        """Its count is final."""
+        with self._adding:
+            self._work.final.append(report)
 
     def ended(self, reports: Sequence[PendingReport]) -> None:
-        """Journal that the reports are done with; durable with the next `sync` or never."""
-        self._add(["ended", *(report.shown.report_id.hex() for report in reports)])
+        """Delete them with the next commit."""
+        with self._adding:
+            self._work.ended += [report.shown.report_id for report in reports]
+
+    def over(self, experiment: str) -> None:
+        """Forget who took part, not what they spent."""
+        if experiment not in self._over:
+            self._over.add(experiment)
+            with self._adding:
+                self._work.over.add(experiment)
+
+    def _unavailable(self, error: sqlite3.Error) -> Unavailable:
+        return Unavailable(f"{self._path}: cannot be read: {error}")
+
+    # --- For threads -----------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Write and fsync what was added; if that fails, nothing is written and all is kept."""
-        with self._lock:
-            lines = [self._lines.popleft() for _ in range(len(self._lines))]
-            if not lines:
-                return
-            data = memoryview(b"".join(lines))
+        """Commit what was told so far. Raises OSError; nothing is lost then."""
+        with self._committing:
+            work = self._swap()
             try:
-                while data:
-                    data = data[self._file.write(data) :]
-                os.fsync(self._file.fileno())
-            except OSError:
-                self._lines.extendleft(reversed(lines))
-                with contextlib.suppress(OSError):
-                    os.ftruncate(self._file.fileno(), self._size)
-                raise
-            self._size += sum(map(len, lines))
-
-    def unsent(self, experiment: str) -> list[SavedReport]:
-        """The reports of earlier runs that have not ended."""
-        found = [saved for name, saved in self._earlier.waiting.values() if name == experiment]
-        return [
-            s._replace(terms=self._earlier.terms[s.batch_id] if s.ones is None else None)
-            for s in found
-        ]
+                if work or self._tables.pending():
+                    self._commit(work)
+                self._deliver(self._commits.read_rewards())
+                if time.monotonic() >= self._last_tidy + _TIDY_S:
+                    self._tidy()
+            except sqlite3.Error as error:
+                raise OSError(f"{self._path}: cannot be written: {error}") from None
 
     def close(self) -> None:
-        """Write the rest and let another process use the file."""
+        """Commit the rest, leave what waits to others, and close. Raises OSError."""
+        self._closing.set()
+        self._thread.join()
         self.sync()
-        self._file.close()
-        os.close(self._guard)
+        with self._committing:
+            self._reader.close()
+            self._commits.leave()
+            self._tables.database.close()
+            self._lock.release()
 
-    def _add(self, line: list[Any]) -> None:
-        self._lines.append(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-
-    def _claim(self) -> int:
-        """A lock beside the file: the file itself is replaced on start."""
-        path = self._path.with_name(f"{self._path.name}.lock")
-        try:
-            guard = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ConfigurationError(f"{path}: cannot be opened: {error.strerror}") from None
-        try:
-            fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(guard)
-            raise ConfigurationError(
-                f"{self._path}: another process uses it; give each process its own file, and each "
-                "user to one process"
-            ) from None
-        return guard
-
-    def _load(self) -> _JournalState:
-        """Replay the journal; a damaged end is what a crash leaves, and nothing of it was sent."""
-        state = _JournalState()
-        try:
-            lines = self._path.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return state
-        damaged = 0
-        for number, line in enumerate(lines, 1):
+    def _run(self) -> None:
+        while not self._closing.wait(TICK_S):
             try:
-                if line:
-                    state.replay(line)
-            except (ValueError, KeyError, TypeError, ArithmeticError):
-                damaged = damaged or number
-            else:
-                if line and damaged:
-                    break
-        else:
-            if damaged != 1 and (state.salt or not any(lines)):
-                return state
-        raise ConfigurationError(
-            f"{self._path}: damaged at line {damaged or 1}; restore it from a copy (with a new "
-            "file, users could report a second time)"
-        )
+                self.sync()
+            except OSError:
+                # It is kept for the next try, and whoever wants to send meets the same error.
+                continue
 
-    def _rewrite(self, state: _JournalState) -> None:
-        """Replace the journal by its compact form, all of it or nothing."""
-        fresh = self._path.with_name(f"{self._path.name}.new")
-        with open(fresh, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            for line in state.compact():
-                file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+    def _swap(self) -> Work:
+        with self._adding:
+            work = self._work
+            self._in_flight = work
+            self._work = Work()
+        return work
+
+    def _commit(self, work: Work) -> None:
+        try:
+            lost = self._commits.write(work, self._histories)
+        except BaseException:
+            with self._adding:
+                self._work = work.before(self._work)
+                self._in_flight = Work()
+            raise
+        self._in_flight = Work()
+        if work.over:
+            with self._adding:
+                self._ledger = Ledger()
+                self._histories = Histories()
+                self._last = (b"", NOTHING)
+        for inbox in self._inboxes:
+            ids = [r.shown.report_id for r in lost if r.experiment == inbox.experiment]
+            if ids:
+                inbox.lost.extend(ids)
+                inbox.notify()
+
+    def _deliver(self, entries: list[tuple[bytes, int]]) -> None:
+        if entries:
+            for inbox in self._inboxes:
+                inbox.rewards.extend(entries)
+                inbox.notify()
+
+    def _tidy(self) -> None:
+        self._last_tidy = time.monotonic()
+        inboxes = {inbox.experiment: inbox for inbox in self._inboxes}
+        for name, reports in self._commits.tidy(inboxes).items():
+            if reports:
+                inboxes[name].adopted.extend(reports)
+                inboxes[name].notify()

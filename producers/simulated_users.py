@@ -17,7 +17,7 @@ import numpy as np
 
 from producers.batches import PendingReport
 from producers.client import Client
-from producers.store import NOTHING, SavedReport, Spent
+from producers.store import MemoryStore
 from producers.transport import Transport
 from stream_app import kafka
 from stream_app.core.experiment import Experiment
@@ -69,32 +69,15 @@ class UsersOutcome:
     most_behind: int = 0  # open loop: users who were late at one time, if it was worth saying
 
 
-class NewUsers:
+class NewUsers(MemoryStore):
     """A store for users who are all new. Never for real people: it remembers nobody."""
 
     def tag(self, user: str) -> bytes:
         """Nobody."""
         return b""
 
-    def spent(self, user: bytes) -> Spent:
-        """Nothing."""
-        return NOTHING
-
     def chosen(self, report: PendingReport) -> None:
         """Not kept."""
-
-    def encoded(self, report: PendingReport) -> None:
-        """Not kept."""
-
-    def ended(self, reports: Sequence[PendingReport]) -> None:
-        """Nothing to forget."""
-
-    def sync(self) -> None:
-        """Nothing to write."""
-
-    def unsent(self, experiment: str) -> list[SavedReport]:
-        """Users of a killed run are gone: new ones come."""
-        return []
 
 
 class Crowd:
@@ -156,7 +139,15 @@ async def run_users(
     true_means = _true_means(experiment, means)
     most = math.inf if users is None else users
     started = time.monotonic()
-    async with Client(settings, name, store=NewUsers(), transport=transport) as client:
+    async with Client(
+        settings,
+        name,
+        store=NewUsers(),
+        # Clicks come at once here; with a window they wait, as a product's would.
+        window_s=experiment.attribution_ms / 1000 or None,
+        immediate=not experiment.attribution_ms,
+        transport=transport,
+    ) as client:
         crowd = Crowd(client, experiment.arms, true_means, drift or Drift(0, 1), seed)
         reporting = asyncio.create_task(_report(client, crowd.outcome, progress))
         try:

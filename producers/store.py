@@ -1,19 +1,27 @@
 """What a client must remember: who has reported, what each user spent, which reports still wait.
 
-Users are kept as a keyed hash, the key in the same store. A reward is not kept: a waiting report
-holds nothing of it until it is encoded, then only the noisy count. All of a store is as secret as
-the topic `reports`. `producers.file_store.FileStore` is a file for one process; a product with a
-database of its own implements `Store` on it.
+Users are kept as a keyed hash. All of a store is as secret as the topic `reports`.
+`producers.file_store.FileStore` is a file that all processes of one machine share; a product with
+a database of its own implements `Store` on it.
+
+What a shared store owes its clients, whatever it is made of:
+
+1. One process gets a user. Whoever's claim came second is told by `Inbox.lost`, at the latest when
+   `sync` returns; nothing of a report leaves before that.
+2. Nothing that is durable before a report's deadline tells whether or when its reward came.
+3. The reports of a process that ended come to another one, by `Inbox.adopted`.
+4. What is acknowledged (`ended`) is forgotten; what its user spent is not.
 """
 
 import hashlib
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple, Protocol
 
-from producers.batches import PendingReport
+from producers.batches import CheckedBatch, PendingReport, Shown
 from stream_app.core.promise import Promise
 from stream_app.settings import ClientSettings
 
@@ -47,22 +55,48 @@ class Budget:
 
 
 class SavedReport(NamedTuple):
-    """A report that an earlier run of the client left behind."""
+    """A report that another client left behind."""
 
     batch_id: str
     arm: str
     report_id: bytes
     user: bytes
     deadline_ms: int | None
-    ones: int | None
-    terms: Any  # as they came; None if the report is encoded
+    noise: int | None  # None: not drawn yet (a journal of version 0.1.0)
+    bit: int | None  # None: no reward so far
+    final: bool  # its time had come: it leaves as it is
+    terms: Any  # as they came
 
     def __repr__(self) -> str:
         return f"SavedReport(batch_id={self.batch_id!r}, report_id={self.report_id!r})"
 
 
+@dataclass(slots=True, eq=False)
+class Inbox:
+    """What a store tells one client. A store may fill it from any thread."""
+
+    experiment: str
+    lost: deque[bytes] = field(default_factory=deque)  # report ids: another process has the user
+    rewards: deque[tuple[bytes, int]] = field(default_factory=deque, repr=False)  # given elsewhere
+    adopted: deque[SavedReport] = field(default_factory=deque)
+    notify: Callable[[], None] = lambda: None  # there is something new
+
+    def __bool__(self) -> bool:
+        return bool(self.lost or self.rewards or self.adopted)
+
+
 class Store(Protocol):
     """A client's memory. All methods but `sync` are called from the event loop: none may wait."""
+
+    # How long after its deadline a report may leave: what other processes were told by then has
+    # arrived by then.
+    settle_ms: int
+
+    def attach(self, experiment: str) -> Inbox:
+        """A client begins."""
+
+    def detach(self, inbox: Inbox, reports: Sequence[PendingReport]) -> None:
+        """A client ends: others may have these, after the next `sync`."""
 
     def tag(self, user: str) -> bytes:
         """The user's keyed hash; empty for one who is known to be new and never comes back."""
@@ -70,73 +104,102 @@ class Store(Protocol):
     def spent(self, user: bytes) -> Spent:
         """What the user with this hash has spent, and in which experiments."""
 
+    def shown(self, user: bytes, experiment: str) -> Shown | None:
+        """What another client has shown this user, as long as a reward may come."""
+
     def chosen(self, report: PendingReport) -> None:
         """A user was bound to a batch: charge its terms, keep the report."""
 
+    def answered(self, report_id: bytes, bit: int) -> None:
+        """A report that has a deadline has its reward."""
+
+    def forward(self, shown: Shown, bit: int) -> bool:
+        """A reward for another client's report; False if there is no such report."""
+
     def encoded(self, report: PendingReport) -> None:
-        """The report has its count of ones, drawn once and for all."""
+        """The report's time has come: it leaves as it is now."""
 
     def ended(self, reports: Sequence[PendingReport]) -> None:
         """The reports are acknowledged or given up: forget them, not their users."""
 
+    def over(self, experiment: str) -> None:
+        """The experiment has ended: nobody is bound to it any more."""
+
     def sync(self) -> None:
         """Return once all of the above is durable. Called in a thread; raises OSError."""
 
-    def unsent(self, experiment: str) -> list[SavedReport]:
-        """The reports of earlier runs that have not ended."""
+
+# Steps from one history to the next that are kept at hand: of the open batches, and some before.
+_STEPS = 1_000
 
 
 class Ledger:
-    """Users and what they spent, in memory: about 200 bytes a user."""
+    """What users spend, step by step: those who took the same steps share one `Spent`."""
 
     def __init__(self) -> None:
-        self.users: dict[bytes, Spent] = {}
-        self._next: dict[tuple[Spent, str, Decimal, Decimal], Spent] = {}
+        self._of_batch: dict[tuple[Spent, CheckedBatch], Spent] = {}
+        self._of_cost: dict[tuple[Spent, str, Decimal, Decimal], Spent] = {}
 
-    def spent(self, user: bytes) -> Spent:
-        """A user's history."""
-        return self.users.get(user, NOTHING)
-
-    def charge(self, user: bytes, experiment: str, epsilon: Decimal, delta: Decimal) -> None:
-        """Add one report's cost."""
-        before = self.users.get(user, NOTHING)
-        step = (before, experiment, epsilon, delta)
-        after = self._next.get(step)
+    def after(self, before: Spent, report: PendingReport) -> Spent:
+        """What is spent once this report is charged."""
+        assert report.batch is not None
+        after = self._of_batch.get((before, report.batch))
         if after is None:
-            after = Spent(
-                before.epsilon + epsilon, before.delta + delta, before.experiments | {experiment}
-            )
-            self._next[step] = after
-        self.users[user] = after
+            if len(self._of_batch) >= _STEPS:
+                self._of_batch.clear()
+            promise = report.batch.terms.mechanism.promise
+            after = self._charged(before, report.experiment, promise.epsilon, promise.delta)
+            self._of_batch[before, report.batch] = after
+        return after
 
-    def restore(self, user: bytes, epsilon: Decimal, delta: Decimal, names: Sequence[str]) -> None:
-        """Set a user's history."""
-        key = "\n".join(sorted(names))
-        step = (NOTHING, key, epsilon, delta)
-        history = self._next.setdefault(step, Spent(epsilon, delta, frozenset(names)))
-        self.users[user] = history
+    def _charged(self, before: Spent, name: str, epsilon: Decimal, delta: Decimal) -> Spent:
+        step = (before, name, epsilon, delta)
+        if step not in self._of_cost:
+            names = before.experiments | {name}
+            self._of_cost[step] = Spent(before.epsilon + epsilon, before.delta + delta, names)
+        return self._of_cost[step]
 
 
 class MemoryStore:
     """A store that lasts as long as its process: for tests, or where users never come back."""
 
+    settle_ms = 0
+
     def __init__(self) -> None:
-        self._salt = secrets.token_bytes(32)
+        self._key = secrets.token_bytes(32)
+        self._users: dict[bytes, Spent] = {}  # about 200 bytes a user
         self._ledger = Ledger()
+
+    def attach(self, experiment: str) -> Inbox:
+        """Nothing will come."""
+        return Inbox(experiment)
+
+    def detach(self, inbox: Inbox, reports: Sequence[PendingReport]) -> None:
+        """What waits is lost."""
 
     def tag(self, user: str) -> bytes:
         """The user's keyed hash."""
-        return _tag(self._salt, user)
+        return keyed_tag(self._key, user)
 
     def spent(self, user: bytes) -> Spent:
         """A user's history."""
-        return self._ledger.spent(user)
+        return self._users.get(user, NOTHING)
+
+    def shown(self, user: bytes, experiment: str) -> Shown | None:
+        """Nothing is kept of it."""
+        return None
 
     def chosen(self, report: PendingReport) -> None:
         """Charge the user."""
-        assert report.batch is not None
-        promise = report.batch.terms.mechanism.promise
-        self._ledger.charge(report.user, report.experiment, promise.epsilon, promise.delta)
+        users = self._users
+        users[report.user] = self._ledger.after(users.get(report.user, NOTHING), report)
+
+    def answered(self, report_id: bytes, bit: int) -> None:
+        """Nothing to keep."""
+
+    def forward(self, shown: Shown, bit: int) -> bool:
+        """There is no other client."""
+        return False
 
     def encoded(self, report: PendingReport) -> None:
         """Nothing to keep."""
@@ -144,13 +207,14 @@ class MemoryStore:
     def ended(self, reports: Sequence[PendingReport]) -> None:
         """Nothing to forget."""
 
+    def over(self, experiment: str) -> None:
+        """Its users are forgotten with the process."""
+
     def sync(self) -> None:
         """Nothing is durable."""
 
-    def unsent(self, experiment: str) -> list[SavedReport]:
-        """There was no earlier run."""
-        return []
 
-
-def _tag(salt: bytes, user: str) -> bytes:
-    return hashlib.blake2b(user.encode(), digest_size=16, key=salt).digest()
+def keyed_tag(key: bytes, user: str) -> bytes:
+    """A user's keyed hash: with 16 bytes, 10^9 users meet by chance with probability 10^-20."""
+    named = user.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(named, digest_size=16, key=key).digest()

@@ -46,7 +46,7 @@ async def _bare(bootstrap: str) -> float:
 
 async def _ours(bootstrap: str) -> float:
     settings = await _opened(bootstrap)
-    async with Client(settings, "demo", store=MemoryStore()) as client:
+    async with Client(settings, "demo", store=MemoryStore(), immediate=True) as client:
         shown = [client.choose(f"user {number}") for number in range(_REPORTS)]
         start = perf_counter()
         for first in range(0, _REPORTS, _AT_ONCE):

@@ -106,7 +106,7 @@ async def test_malicious_assignment_is_refused(
     size = int(str(terms["batch_size"]))
     reports = [encode_report(stated, os.urandom(16), 1) for _ in range(size)]
     with workers(settings, tmp_path, "shuffle") as running:
-        async with Client(settings, "victim", store=NewUsers()) as client:
+        async with Client(settings, "victim", store=NewUsers(), immediate=True) as client:
             with pytest.raises(Unavailable, match="nothing in its assignment can be used"):
                 client.choose("user")
             refused = client.refused_terms
@@ -134,7 +134,7 @@ async def test_second_terms_under_a_sequence_number(broker: LocalBroker, tmp_pat
     size = int(str(open_terms[1]["batch_size"]))
     await send(settings, "assignments", b"twice", first.encode())
     with workers(settings, tmp_path, "shuffle") as running:
-        async with Client(settings, "twice", store=NewUsers()) as client:
+        async with Client(settings, "twice", store=NewUsers(), immediate=True) as client:
             assert client.choose("user").batch_id == batch_id(open_terms[0])
             await send(settings, "reports", b"twice", b"{}")
 

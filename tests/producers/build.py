@@ -110,11 +110,12 @@ def state(
     max_waiting: int = 1000,
     name: str = NAME,
 ) -> ClientState:
-    """A state that has followed these assignments."""
+    """A state that has followed these assignments, whatever their window."""
     made = ClientState(
         name, limits or Limits(), store or MemoryStore(), budget or Budget(), max_waiting,
         clock or Clock(),
     )  # fmt: skip
+    made.attach()
     for value in values:
         made.follow(value)
     return made

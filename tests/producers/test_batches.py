@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from producers.batches import Draws, OpenBatches
+from producers.batches import Draws, OpenBatches, Shown, rounded
 from stream_app.core.agents import agent_for
 from stream_app.core.state import Status
 from stream_app.core.terms import Limits
@@ -180,3 +180,64 @@ def test_draws_are_used_once() -> None:
     assert sorted(pieces) == sorted(
         block[i : i + 16] for block in taken for i in range(0, len(block), 16)
     )
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        Shown("blue", ""),
+        Shown("春 ~ %41\t!", "12.ab_-Z", bytes(range(16))),
+        Shown("x" * 100, "1.a", bytes(16), 1_700_000_000_000),
+    ],
+)
+def test_what_was_shown_has_a_text_form(shown: Shown) -> None:
+    """For a session or a link: plain characters, and the same back."""
+    text = str(shown)
+
+    assert text.isascii()
+    assert " " not in text
+    assert Shown.parse(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "blue",
+        "2~" + "0" * 32 + "~~1.a~blue",
+        "1~" + "0" * 31 + "~~1.a~blue",
+        "1~" + "0" * 32 + "~-1~1.a~blue",
+        "1~" + "0" * 32 + "~~~blue",
+        "1~~~1.a~blue",
+        "1~~~~",
+        "1~~~~%ff",
+        "1~~~~a\n",
+        "1~~~~" + "a" * 1201,
+    ],
+)
+def test_a_text_that_no_client_made_is_refused(text: str) -> None:
+    """It comes back from outside."""
+    with pytest.raises(InvalidInput, match="shown: "):
+        Shown.parse(text)
+
+
+def test_rewards_are_rounded_with_their_mean() -> None:
+    """20 000 draws within 5 standard deviations (p < 1e-6); 0 and 1 are kept."""
+    drawn = [rounded(0.3) for _ in range(20_000)]
+
+    assert {rounded(0), rounded(0.0), rounded(1), rounded(True)} == {0, 1}
+    assert set(drawn) == {0, 1}
+    assert abs(sum(drawn) - 6_000) < 5 * (20_000 * 0.21) ** 0.5
+
+
+@pytest.mark.parametrize(("window_ms", "accepted"), [(None, 1), (60_000, 1), (0, 0), (59_999, 0)])
+def test_a_window_that_the_product_was_not_written_for_is_refused(
+    window_ms: int | None, accepted: int
+) -> None:
+    """What the product's code does is not the agent's to say."""
+    offers = OpenBatches(NAME, Limits(), window_ms=window_ms)
+    reasons = offers.take(decode_offer(assignment(banners(attribution_s="60"))))
+
+    assert len(offers.open) == accepted
+    assert len(reasons) == offers.refused == 1 - accepted
+    assert all("attribution_ms = 60000, but this client was made for" in each for each in reasons)

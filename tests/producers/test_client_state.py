@@ -64,7 +64,7 @@ def test_the_report_leaves_at_the_deadline_whatever_happened() -> None:
     clock.now_ms += 1
     made.due()
     assert [report.shown for report in made.leaving] == shown
-    assert all(report.ones is not None for report in made.leaving)
+    assert [report.bit for report in made.leaving] == [1, 0, None]
     assert made.next_due_s() is None
 
 
@@ -78,9 +78,9 @@ def test_a_reward_after_the_deadline_does_not_count() -> None:
     assert not made.report(shown, 1)
     made.due()
     [report] = made.leaving
-    assert report.ones is not None
+    assert report.bit is None
     assert not made.report(shown, 1)
-    assert (made.counts.late, made.bound, made.unanswered) == (2, 1, {})
+    assert (made.counts.late, made.bound, made.waiting) == (2, 1, {})
 
 
 def test_noise_is_drawn_once() -> None:
@@ -89,8 +89,8 @@ def test_noise_is_drawn_once() -> None:
     made = state(assignment(banners(attribution_s="60")), clock=clock)
     shown = made.choose("ada")
     made.report(shown, 1)
-    [waiting] = made._by_user.values()
-    ones = waiting.ones
+    [report] = made._by_user.values()
+    ones = report.ones
 
     assert not made.report(shown, 0)
     clock.now_ms += 60_000
@@ -106,7 +106,7 @@ def test_without_a_window_an_unreported_choice_ends_with_its_batch() -> None:
     shown = made.choose("ada")
 
     made.follow(assignment(experiment, agent.fold(agent.begin(), 1, 3.0)))
-    assert (made.bound, made.unanswered) == (0, {})
+    assert (made.bound, made.waiting) == (0, {})
     assert not made.report(shown, 1)
 
 
@@ -174,7 +174,7 @@ def test_no_repr_shows_what_a_report_says() -> None:
     made = state(assignment())
     made.report(made.choose("ada"), 1)
     (report,) = made.leaving
-    report.ones = 987_654
+    report.noise = 987_653
 
     assert "987654" not in repr(report)
     assert "987654" not in repr(made._by_user)

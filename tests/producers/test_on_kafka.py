@@ -67,8 +67,8 @@ async def test_reports_arrive_on_the_experiments_partition(
     for other in ("other", "third", "fourth"):
         await publish(settings, "assignments", other, assignment(banners(other)))
     await publish(settings, "assignments", "banners", assignment(experiment))
-    store = FileStore(tmp_path / "journal")
-    async with Client(settings, "banners", store=store) as client:
+    store = FileStore(tmp_path / "store")
+    async with Client(settings, "banners", store=store, immediate=True) as client:
         shown = [client.choose(f"user {i}") for i in range(5_000)]
         for i, one in enumerate(shown):
             client.report(one, i % 2)
@@ -79,8 +79,7 @@ async def test_reports_arrive_on_the_experiments_partition(
     assert {record.key for record in found} == {b"banners"}
     assert {len(record.value) for record in found} == {REPORT_BYTES}
     ids = [decode_report(record.value)[:2] for record in found]
-    assert ids == [(one.batch_id, one.report_id) for one in shown]
-    assert FileStore(tmp_path / "journal").unsent("banners") == []
+    assert sorted(ids) == sorted((one.batch_id, one.report_id) for one in shown)
 
 
 async def test_a_malicious_assignment_is_refused(settings: Settings) -> None:
@@ -90,7 +89,7 @@ async def test_a_malicious_assignment_is_refused(settings: Settings) -> None:
     second = assignment(banners("banners", epsilon="0.7"))
     tampered = changed(first, lambda terms: terms.update(batch_size=4, sequence=2), rehash=True)
     await publish(settings, "assignments", "banners", first)
-    async with Client(settings, "banners", store=MemoryStore()) as client:
+    async with Client(settings, "banners", store=MemoryStore(), immediate=True) as client:
         honest = client.choose("ada")
         client.report(honest, 1)
         for n, bad in enumerate((second, tampered), 1):
@@ -109,7 +108,7 @@ async def test_an_aborted_assignment_is_not_followed(settings: Settings) -> None
     experiment = banners("banners")
     agent = agent_for(experiment)
     await publish(settings, "assignments", "banners", assignment(experiment))
-    async with Client(settings, "banners", store=MemoryStore()) as client:
+    async with Client(settings, "banners", store=MemoryStore(), immediate=True) as client:
         async with kafka.producer(settings.kafka, transactional_id=secrets.token_hex()) as writer:
             await writer.begin_transaction()
             later = assignment(experiment, agent.fold(agent.begin(), 1, 3.0))
@@ -176,5 +175,5 @@ async def test_missing_topics_are_named(broker: LocalBroker) -> None:
     missing = KafkaSettings(bootstrap=broker.bootstrap, topic_prefix=secrets.token_hex(4))
 
     with pytest.raises(Unavailable, match="topics create"):
-        async with Client(Settings(kafka=missing), "banners", store=MemoryStore()):
+        async with Client(Settings(kafka=missing), "banners", store=MemoryStore(), immediate=True):
             pass
