@@ -51,6 +51,11 @@ def resolve(raw: Mapping[str, Any], source: str) -> Experiment:
         raise ConfigurationError(
             f"{source}: agent.preset = {name!r}: must be one of {', '.join(PRESETS)}"
         )
+    if "attribution_s" not in raw:
+        raise ConfigurationError(
+            f"{source}: attribution_s: missing; state how many seconds after it was shown a reward "
+            "may come, or 0 if the product reports every user at once; its clients state the same"
+        )
     merged = {
         **raw,
         "agent": {"preset": name, **PRESETS[name]["agent"], **agent},

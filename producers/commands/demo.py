@@ -31,6 +31,7 @@ from stream_app.settings import KafkaSettings, Settings, ShuffleSettings
 # Five banners; the best is better by .05, so that a decision takes seconds and is no accident.
 DEMO: dict[str, Any] = {
     "name": "demo",
+    "attribution_s": 0,  # simulated users click at once
     "arms": ["spring", "summer", "autumn", "winter", "plain"],
     "privacy": {"epsilon": 0.5, "delta": 1e-6},
     "simulation": {"means": [0.75, 0.70, 0.60, 0.60, 0.60]},

@@ -108,6 +108,7 @@ def _decision(preset: str) -> Outcome:
             "name": "many",
             "arms": [f"arm {number}" for number in range(100)],
             "horizon": 10**9,
+            "attribution_s": 0,
             "privacy": {"epsilon": 0.5, "delta": 1e-6},
             "agent": {"preset": preset, "growth": 1.1},
         },

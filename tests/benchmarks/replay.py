@@ -92,6 +92,7 @@ def _experiment() -> Experiment:
             "name": f"b{next(_numbers)}",
             "arms": list(_ARMS),
             "horizon": 400_000,
+            "attribution_s": 0,
             "privacy": {"epsilon": 1, "delta": 1e-6},
             "agent": {"preset": "optimal", "order": "interleaved", "batch_size": 20_000},
         },

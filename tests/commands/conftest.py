@@ -59,6 +59,7 @@ FILE = """
 name = "spring"
 arms = ["arm-0", "arm-1"]
 horizon = 400
+attribution_s = 0
 [privacy]
 epsilon = "0.5"
 delta = "0.000001"

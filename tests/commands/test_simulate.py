@@ -20,6 +20,7 @@ GOOD = """
 name = "x"
 arms = ["a", "b"]
 horizon = 2000
+attribution_s = 0
 [privacy]
 epsilon = 1
 delta = 1e-6
@@ -68,6 +69,7 @@ def test_simulate_is_reproducible_and_draws(tmp_path: Path) -> None:
         (("delta = 1e-6", ""), "privacy.delta"),
         (('arms = ["a", "b"]', 'arms = ["a"]'), "arms"),
         (('arms = ["a", "b"]', 'arms = ["a", "a"]'), "'a'"),
+        (("attribution_s = 0\n", ""), "attribution_s: missing"),
         (("horizon = 2000", "horizon = 1"), "horizon = 1"),
         (("horizon = 2000", 'horizon = "many"'), "horizon = 'many'"),
         (("[0.9, 0.1]", "[0.9, 1.1]"), "1.1"),

@@ -50,6 +50,7 @@ def experiment(name: str, **changes: Any) -> Experiment:
         "name": name,
         "arms": changes.pop("arms", ["a", "b", "c"]),
         "horizon": changes.pop("horizon", 3000),
+        "attribution_s": 0,
         "privacy": {"epsilon": changes.pop("epsilon", 1), "delta": 1e-6},
         "agent": {"preset": changes.pop("preset", "optimal"), **changes},
         "simulation": {"means": means},

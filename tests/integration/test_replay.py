@@ -37,6 +37,7 @@ DEFINITION = """
 name = "killed"
 arms = ["a", "b", "c"]
 horizon = 15_000
+attribution_s = 0
 [privacy]
 epsilon = 1
 delta = 1e-6

@@ -36,6 +36,7 @@ def demo(name: str = "demo", arms: tuple[str, ...] = ARMS, **changes: Any) -> Ex
         "name": name,
         "arms": list(arms),
         "horizon": changes.pop("horizon", 100_000),
+        "attribution_s": 0,
         "privacy": {"epsilon": 0.5, "delta": 1e-6},
         "agent": {"preset": "optimal", "order": "interleaved", **changes},
         "simulation": {"means": MEANS[: len(arms)]},

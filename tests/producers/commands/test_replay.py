@@ -21,6 +21,7 @@ EXPERIMENT = """
 name = "log"
 arms = [{arms}]
 horizon = {horizon}
+attribution_s = 0
 [privacy]
 epsilon = 1
 delta = 1e-6

@@ -51,6 +51,7 @@ def experiment(arms: Sequence[str] = ("a", "b", "c"), **changes: Any) -> Experim
         "name": changes.pop("name", "log"),
         "arms": list(arms),
         "horizon": changes.pop("horizon", 20_000),
+        "attribution_s": 0,
         "privacy": {"epsilon": changes.pop("epsilon", 1), "delta": 1e-6},
         "agent": {"preset": "optimal", "guarantee": "high-probability", **changes},
     }

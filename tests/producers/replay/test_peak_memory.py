@@ -16,6 +16,7 @@ DEFINITION = """
 name = "long"
 arms = ["a", "b", "c", "d"]
 horizon = 100_000
+attribution_s = 0
 [privacy]
 epsilon = 1
 delta = 1e-6
