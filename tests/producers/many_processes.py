@@ -40,7 +40,7 @@ class Process:
         self._users = users
         self._store = FileStore(folder / "store")
         self._made = client(self._store)
-        self._clicks: list[str] = []
+        self._clicks: list[tuple[str, int]] = []
 
     def run(self) -> None:
         """Until killed."""
@@ -55,7 +55,7 @@ class Process:
         shown = made.choose(user)
         own = shown.report_id in made.waiting
         if shown.batch_id and self._random.random() < 0.3 and made.report(shown, 1) and own:
-            self._clicks.append(shown.report_id.hex())
+            self._clicks.append((shown.report_id.hex(), made.waiting[shown.report_id].noise))
 
     def send(self) -> None:
         """What is due, after it is durable; then what is durable of clicks."""
@@ -66,11 +66,11 @@ class Process:
         made.take_news()
         if not self._store._commits.rewards:
             # A lost claim takes its click along.
-            self._say([["clicked", each] for each in self._clicks])
+            self._say([["clicked", *each] for each in self._clicks])
             self._clicks.clear()
         sent = [
-            ["sent", r.shown.report_id.hex(), r.user.hex(), r.noise, r.bit, r.ones]
-            for r in made.leaving
+            ["sent", report.shown.report_id.hex(), report.ones, report.user.hex()]
+            for report in made.leaving
         ]
         self._say(sent)
         made.end(made.leaving)
@@ -149,55 +149,30 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _found(folder: Path) -> Found:
-    said: dict[str, set[tuple[Any, ...]]] = {}
+    counts: dict[str, set[int]] = {}
     by_user: dict[str, set[str]] = {}
-    clicked: set[str] = set()
+    noise: dict[str, int] = {}  # of those who clicked
     for log in folder.glob("*.log"):
         # A kill may cut the last line off.
         for line in log.read_bytes().split(b"\n")[:-1]:
-            kind, report_id, *rest = json.loads(line)
+            kind, report_id, number, *user = json.loads(line)
             if kind == "clicked":
-                clicked.add(report_id)
-                continue
-            user, _, bit, ones = rest
-            said.setdefault(report_id, set()).add((ones,))
-            by_user.setdefault(user, set()).add(report_id)
-            if not bit and bit is not None:
-                clicked.discard(report_id)
-    return _compared(folder, said, by_user, clicked)
-
-
-def _compared(
-    folder: Path,
-    said: dict[str, set[tuple[Any, ...]]],
-    by_user: dict[str, set[str]],
-    clicked: set[str],
-) -> Found:
+                noise[report_id] = number
+            else:
+                counts.setdefault(report_id, set()).add(number)
+                by_user.setdefault(user[0], set()).add(report_id)
     with closing(connect(folder / "store")) as database:
         claimed = {tag.hex() for (tag,) in database.execute("SELECT tag FROM users")}
-    rewarded = _rewarded(folder)
+    clicked = noise.keys() & counts.keys()
     return Found(
         users=len(claimed),
-        reports=len(said),
+        reports=len(counts),
         twice=sum(len(ids) > 1 for ids in by_user.values()),
-        lost=len(claimed - set(by_user)),
-        other_count=sum(len(counts) > 1 for counts in said.values()),
-        clicks=len(clicked & set(said)),
-        clicks_lost=len((clicked & set(said)) - rewarded),
+        lost=len(claimed - by_user.keys()),
+        other_count=sum(len(each) > 1 for each in counts.values()),
+        clicks=len(clicked),
+        clicks_lost=sum(counts[each] != {noise[each] + 1} for each in clicked),
     )
-
-
-def _rewarded(folder: Path) -> set[str]:
-    """Reports that left with a reward; of a retry after a kill only the count is known."""
-    found: set[str] = set()
-    for log in folder.glob("*.log"):
-        for line in log.read_bytes().split(b"\n")[:-1]:
-            kind, report_id, *rest = json.loads(line)
-            if kind == "sent" and rest[2] != 0:
-                _, noise, bit, ones = rest
-                if bit == 1 or ones != noise:
-                    found.add(report_id)
-    return found
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from producers.file_store import FileStore
 from tests.producers.build import Clock, assignment, banners, state
@@ -14,7 +15,7 @@ USERS = 300
 TICKS = 20
 
 
-def rows(path: Path) -> dict[bytes, tuple[object, ...]]:
+def rows(path: Path) -> dict[bytes, tuple[Any, ...]]:
     """What the file says of every report that waits."""
     with closing(sqlite3.connect(path)) as database:
         found = database.execute("SELECT * FROM pending").fetchall()
@@ -65,7 +66,7 @@ def test_no_row_changes_when_its_reward_comes(tmp_path: Path) -> None:
     assert len(run.seen[0]) == USERS
     assert all(seen == run.seen[0] for seen in run.seen)
     # All but report, user and masked count is the same for everybody.
-    assert len({(row[1:3], row[4:6], len(row[6])) for row in run.seen[0].values()}) == 1  # type: ignore[arg-type]
+    assert len({(row[1:3], row[4:6], len(row[6])) for row in run.seen[0].values()}) == 1
     run.store.close()
 
 
@@ -95,15 +96,15 @@ def test_what_is_acknowledged_is_gone(tmp_path: Path) -> None:
     """From the file and from its log, while the process runs: ids, counts, blocks."""
     run = Run(tmp_path / "store", clicks=10)
     run.send()
-    secrets = [value for seen in (run.seen[-1], rows(run.path)) for r in seen.values() for value in
-               (r[0], r[6])]  # fmt: skip
-    assert all(bytes(secret) in files(run.path) for secret in secrets[-10:])  # type: ignore[call-overload]
+    waited = list(run.seen[-1].values()) + list(rows(run.path).values())
+    secrets = [value for row in waited for value in (row[0], row[6])]
+    assert all(secret in files(run.path) for secret in secrets[-10:])
     run.made.end(run.made.leaving)
     run.store._last_tidy = 0.0
     run.tick()
 
     left = files(run.path)
-    assert not any(bytes(secret) in left for secret in secrets)  # type: ignore[call-overload]
+    assert not any(secret in left for secret in secrets)
     assert blocks(run.path) == []
     crash(run.store)
 
