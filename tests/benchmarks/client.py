@@ -1,13 +1,16 @@
 """The client: `report()` calls until Kafka has acknowledged them all, against bare sending."""
 
 import asyncio
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from time import perf_counter
 
 import uvloop
 
 from producers.client import Client
-from producers.store import MemoryStore
+from producers.file_store import FileStore
+from producers.store import MemoryStore, Store
 from stream_app.local.broker import LocalBroker
 from stream_app.settings import Settings
 from tests.benchmarks.harness import Outcome, compare
@@ -26,9 +29,17 @@ def outcomes() -> Iterator[Outcome]:
             f"client: {_REPORTS} calls of report(), noise drawn, all acknowledged: seconds",
             "aiokafka create_batch and send_batch of the same number of ready reports",
             lambda: uvloop.run(_bare(broker.bootstrap)),
-            lambda: uvloop.run(_ours(broker.bootstrap)),
+            lambda: uvloop.run(_ours(broker.bootstrap, MemoryStore())),
             target=1 / 0.5,
             rounds=11,
+        )
+        yield compare(
+            f"client: the same with a FileStore, all durable before they leave, {_REPORTS} calls",
+            "aiokafka create_batch and send_batch of the same number of ready reports",
+            lambda: uvloop.run(_bare(broker.bootstrap)),
+            lambda: _with_file(broker.bootstrap),
+            target=12,
+            rounds=3,
         )
 
 
@@ -44,10 +55,19 @@ async def _bare(bootstrap: str) -> float:
     return await send(settings, "reports", 0, reports(terms(1, 10 * _REPORTS), _REPORTS))
 
 
-async def _ours(bootstrap: str) -> float:
+def _with_file(bootstrap: str) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        store = FileStore(Path(folder) / "store")
+        seconds = uvloop.run(_ours(bootstrap, store))
+        store.close()
+    return seconds
+
+
+async def _ours(bootstrap: str, store: Store) -> float:
     settings = await _opened(bootstrap)
-    async with Client(settings, "demo", store=MemoryStore(), immediate=True) as client:
+    async with Client(settings, "demo", store=store, immediate=True) as client:
         shown = [client.choose(f"user {number}") for number in range(_REPORTS)]
+        await asyncio.to_thread(store.sync)
         start = perf_counter()
         for first in range(0, _REPORTS, _AT_ONCE):
             for each in shown[first : first + _AT_ONCE]:
