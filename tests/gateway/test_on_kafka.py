@@ -56,9 +56,9 @@ async def serving(settings: Settings, pages: Any = None) -> AsyncIterator[Gatewa
         await task
 
 
-async def publish(settings: Settings, name: str) -> str:
+async def publish(settings: Settings, name: str, attribution_s: str = "0") -> str:
     """Play the agent: one assignment; returns its batch's id."""
-    value = assignment(banners(name))
+    value = assignment(banners(name, attribution_s=attribution_s))
     async with kafka.producer(settings.kafka) as producer:
         place = kafka.partition_of(name, 4)
         topic = kafka.topic(settings.kafka, "assignments")
