@@ -75,7 +75,7 @@ _TOPICS: dict[Role, frozenset[str]] = {
     Role.SHUFFLE: frozenset({"assignments", "reports", "sums", "windows"}),
     Role.AGENT: frozenset({"assignments", "experiments", "sums"}),
     Role.MONITOR: frozenset({"assignments", "sums"}),
-    Role.GATEWAY: frozenset({"assignments", "reports"}),
+    Role.GATEWAY: frozenset({"assignments", "reports", "held"}),
 }
 
 

@@ -65,6 +65,10 @@ COMMANDS = {
         "stream_app.commands.top",
         "Watch experiment NAME, or all of them, until Ctrl-C.",
     ),
+    "tokens": (
+        "stream_app.commands.tokens",
+        "Admission tokens: one report per user, without knowing who.",
+    ),
     "topics": (
         "stream_app.commands.topics",
         "The topics that the service needs.",

@@ -137,6 +137,24 @@ class MetricsSettings:
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
 
 
+class AdmissionRule(StrEnum):
+    """Who may send reports to a gateway."""
+
+    UNSET = ""
+    TOKENS = "tokens"
+    OPEN = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSettings:
+    """Admission tokens, for the gateway and the shuffle stage."""
+
+    # Public keys of the issuers: experiment=file, with commas between. An experiment that stands
+    # there twice has two, for the time of a change. Never what the agent says: each verifier's own.
+    keys: str = ""
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """The HTTP edge for devices."""
@@ -147,6 +165,13 @@ class GatewaySettings:
     port: int = 6067
     # Whose pages may use it, separated by spaces: "https://shop.example https://m.shop.example".
     origins: str = ""
+    # Who may report: "tokens" (one report per user of yours, see `tokens.keys`) or "open" (anybody,
+    # any number). It must be set unless the address is a loopback one, where empty means open.
+    admission: AdmissionRule = AdmissionRule.UNSET
+    # The consumer group of all gateways, with the topics' prefix before it: it shares out `held`.
+    group: str = "gateway"
+    # Reports of pages that were left, in memory until they are due; more wait in `held`.
+    max_held_reports: int = 500_000
     # Reports wait until so many requests have come, and leave together in random order.
     hold_requests: int = 64
     # They wait at most so long.
@@ -183,6 +208,7 @@ class Settings:
     client: ClientSettings = field(default_factory=ClientSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    tokens: TokenSettings = field(default_factory=TokenSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
 

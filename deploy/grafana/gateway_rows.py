@@ -9,7 +9,6 @@ def edge() -> list[Any]:
     """Do devices get through."""
     requests = [(rate("gateway_requests_total", "status"), "{{status}}")]
     reports = [(rate("gateway_reports_total", "outcome, reason"), "{{outcome}} {{reason}}")]
-    connections = [("shufflebandit_gateway_connections", "{{instance}}")]
     held = [("shufflebandit_gateway_held_reports", "{{instance}}")]
     waits = [(quantile(q, "gateway_acknowledgement_seconds"), f"{q:.0%}") for q in (0.5, 0.95)]
     away = "Turned away: told to come again, since there are too many or Kafka is slow or away."
@@ -17,7 +16,6 @@ def edge() -> list[Any]:
     return [
         lines("Requests per second", requests, "By the status of the answer.", span=6),
         lines("Reports per second, by outcome", reports, away, span=6),
-        counts("Connections", connections, "Open ones; see gateway.max_connections.", span=4),
-        counts("Held reports", held, "They wait for Kafka's acknowledgement.", span=4),
-        lines("Time to acknowledgement", waits, soon, unit="s", span=4),
+        counts("Held reports", held, "They wait for Kafka's acknowledgement.", span=6),
+        lines("Time to acknowledgement", waits, soon, unit="s", span=6),
     ]

@@ -1,13 +1,15 @@
 /*
  * shufflebandit in the page: choose what this person sees, report what happened, already noisy.
  *
- *   const bandit = await connect("https://edge.example", "banners");
+ *   const bandit = await connect("https://edge.example", "banners", { windowS: 60 });
  *   const arm = await bandit.choose();
  *   bandit.report(1);                    // from 0 to 1; nothing of it leaves without noise
  *
  * It does what producers/client.py does in a backend, and checks the same things: vectors.json holds
- * both to the same bytes. One report per browser profile and experiment; it leaves when the
- * attribution window ends, whatever happened, or at the next visit if the page is gone by then.
+ * both to the same bytes. One report per browser profile and experiment. It leaves a random moment
+ * after the attribution window has ended, whatever happened. A page that is left before hands its
+ * report to the gateway, with the time that is left, and the gateway lets it go at that moment: so
+ * neither whether a report counts nor when it comes tells who clicked and went away.
  */
 
 const KEYS = "arm,attribution_ms,batch_size,calibration,delta,epsilon,experiment,honest_fraction,mechanism,parameters,sequence,version";
@@ -25,10 +27,20 @@ const MAX_STEPS = 10000, MAX_TABLE_STEPS = 1 << 15, MAX_KINDS = 4, MAX_REFUSED =
 const REPORT_BYTES = 136;
 const KEEP_MS = 7 * 24 * 3600 * 1000;
 const FRESH_MS = 30_000;
+// A report leaves so long after its window at least: a handover that replaces an earlier one, at the
+// end of the window, has to reach the gateway before that.
+const SETTLE_MS = 1000;
+// And up to so long after that, at random: much more than what timers, networks and the gateway's holds
+// add to it, so that their difference between pages that stay and pages that are left does not show.
+const SPREAD_MS = 5000;
+// An issuer that takes longer does not hold up the page; the token is asked for again.
+const TOKEN_WAIT_MS = 1000;
+// The issuer's answers after which asking again is of no use (TOKENS.md, "Errors").
+const NO_TOKEN = [400, 404, 409, 422];
 const STORE = "shufflebandit";
 
 export const LIMITS = {
-  maxEpsilon: "2", maxDelta: "0.0001", maxHonestFraction: "1", maxBatchSize: 1e9,
+  maxEpsilon: "1", maxDelta: "0.0001", maxHonestFraction: "0.9", minBatchSize: 2, maxBatchSize: 1e9,
   maxAttributionMs: KEEP_MS,
   maxBits: 1 << 18, // of one report: what a device can draw and compute
   maxUserEpsilon: "4", maxUserDelta: "0.001", // over all experiments of this profile
@@ -115,6 +127,7 @@ export async function check(stated, raw, limits = LIMITS) {
   ]) {
     need(exact(raw[key]) <= exact(limits[limit]), `${name}: ${key} = ${raw[key]} is above this client's limit of ${limits[limit]}`);
   }
+  need(raw.batch_size >= limits.minBatchSize, `${name}: batch_size = ${raw.batch_size} is below this client's limit of ${limits.minBatchSize}`);
   need(noise.bits <= limits.maxBits, `${name}: a report of ${noise.bits} bits is more than this device draws`);
   const delta = certifiedDelta(noise);
   need(delta <= Number(raw.delta), `${name}: its noise gives delta = ${delta.toPrecision(3)}, more than the stated ${raw.delta}: it would protect less than it says`);
@@ -312,15 +325,24 @@ export function sampler(noise, draws) {
 export function encode(reward, noise, draws = new Draws()) {
   if (!(reward >= 0 && reward <= 1)) throw new RangeError("reward must be a number from 0 to 1");
   const share = sampler(noise, draws);
-  if (reward === 0) return share();
-  if (reward === 1) return 1 + share();
-  const one = draws.next() < BigInt(Math.floor(reward * 2 ** 64)) ? 1 : 0;
+  const one = rounded(reward, draws);
   return one + share();
 }
 
+/* The reward as one bit; an uncertain one takes a draw. */
+function rounded(reward, draws = new Draws()) {
+  if (reward === 0 || reward === 1) return reward;
+  return draws.next() < BigInt(Math.floor(reward * 2 ** 64)) ? 1 : 0;
+}
+
 /* One report, padded with spaces so that all have the same length. */
-export function encodeReport(batch, id, ones) {
-  return `{"batch":"${batch}","id":"${id}","ones":${ones}}`.padEnd(REPORT_BYTES);
+export function encodeReport(batch, id, ones, token = null) {
+  const signed = token === null ? "" : `,"token":"${token}"`;
+  return `{"batch":"${batch}","id":"${id}","ones":${ones}${signed}}`.padEnd(REPORT_BYTES + signed.length);
+}
+
+export function encodeHandover(experiment, report, leftMs) {
+  return `{"experiment":${JSON.stringify(experiment)},"left_ms":${leftMs},"report":${report}}`;
 }
 
 export function encodeBody(experiment, report) {
@@ -349,15 +371,27 @@ class Memory {
     const kept = JSON.parse(this.storage.getItem(STORE) ?? "null");
     return kept ?? { optedOut: false, reports: {} };
   }
+  write(kept) { this.storage.setItem(STORE, JSON.stringify(kept)); }
   /* Change it with no other tab in between; `change` gets the memory and returns the result. */
   async change(change) {
     const work = () => {
-      const kept = this.read(), result = change(kept);
-      this.storage.setItem(STORE, JSON.stringify(kept));
+      const kept = this.read();
+      Object.values(kept.reports).forEach(upgrade);
+      const result = change(kept);
+      this.write(kept);
       return result;
     };
     return globalThis.navigator?.locks ? navigator.locks.request(STORE, work) : work();
   }
+}
+
+/* An entry of version 0.1.0 has terms instead of noise: it is drawn now, once. */
+function upgrade(entry) {
+  if (!("terms" in entry)) return;
+  entry.decided = entry.terms === null;
+  if (entry.terms) entry.ones = encode(0, parse(entry.terms));
+  entry.untilMs = entry.dueMs;
+  delete entry.terms;
 }
 
 function usableStorage(given) {
@@ -371,30 +405,46 @@ function usableStorage(given) {
   }
 }
 
+/* The attribution window that the product's code is written for: the agent does not choose it. */
+function statedWindow({ windowS, immediate }) {
+  if (immediate === true && windowS === undefined) return 0;
+  if (!immediate && windowS > 0 && Number.isSafeInteger(windowS * 1000)) return windowS * 1000;
+  throw new TypeError("connect: give either windowS, in seconds, or immediate: true if the page reports every visitor at once");
+}
+
 export class Bandit {
-  #url; #experiment; #limits; #memory; #fetch; #now; #onRefused;
+  #url; #experiment; #windowMs; #limits; #memory; #fetch; #now; #onRefused; #issuer; #tokenKey;
   #offer = null; #fetched = -Infinity; #ids = new Map(); #newest = -1; #open = [];
-  #timer = null; #sending = null; #attempts = 0; #problem = "";
+  #timer = null; #sending = null; #asking = null; #attempts = 0; #problem = "";
+  #told = null; // a reward that is not in the memory yet: the page may be left before it is
+  #left = false; // what was handed over since the page was last seen
+  #again = new Set(); // ids that were handed over again when their window ended
   refused = []; // why batches of the newest assignment were refused
 
   constructor(url, experiment, options = {}) {
     this.#url = String(url).replace(/\/$/, "");
     this.#experiment = experiment;
+    this.#windowMs = statedWindow(options);
     this.#limits = { ...LIMITS, ...options.limits };
     this.#memory = usableStorage(options.storage);
     this.#fetch = options.fetch ?? ((...args) => fetch(...args));
     this.#now = options.now ?? Date.now;
     this.#onRefused = options.onRefused ?? ((reason) => console.warn(`shufflebandit: ${reason}`));
+    this.#issuer = options.tokens ?? null;
+    this.#tokenKey = options.tokenKey;
+    if (this.#issuer && !this.#tokenKey) throw new TypeError("connect: tokens needs tokenKey, the issuer's public key; it stands in the page");
   }
 
   async start() {
     await this.refresh();
     await this.flush();
-    const again = () => { this.#attempts = 0; this.flush(); };
-    globalThis.addEventListener?.("online", again);
-    globalThis.addEventListener?.("pageshow", again);
-    globalThis.addEventListener?.("pagehide", () => this.flush());
-    globalThis.document?.addEventListener("visibilitychange", () => this.flush());
+    const back = () => { this.#left = false; this.#attempts = 0; this.flush(); };
+    globalThis.addEventListener?.("online", back);
+    globalThis.addEventListener?.("pageshow", back);
+    globalThis.addEventListener?.("pagehide", () => this.leave());
+    globalThis.document?.addEventListener("visibilitychange", () => {
+      if (document.visibilityState === "hidden") this.leave(); else back();
+    });
     return this;
   }
 
@@ -423,6 +473,7 @@ export class Bandit {
         need(kinds.size <= MAX_KINDS, `batch ${batch}: not certified, its assignment has more than ${MAX_KINDS} kinds of noise`);
         const noise = await check(batch, terms, this.#limits);
         need(terms.experiment === this.#experiment, `batch ${batch}: its terms are for another experiment`);
+        need(terms.attribution_ms === this.#windowMs, `batch ${batch}: attribution_ms = ${terms.attribution_ms}, and this page is written for ${this.#windowMs}`);
         const known = this.#ids.get(terms.sequence);
         need(known === batch || (known === undefined && terms.sequence > this.#newest), `batch ${batch}: sequence number ${terms.sequence} is not a new one`);
         open.push({ batch, terms, noise });
@@ -441,25 +492,34 @@ export class Bandit {
 
   /* What to show this person; the same again while their report waits. */
   async choose() {
-    const entry = this.#memory?.read().reports[this.#experiment];
+    const entry = this.#mine();
     if (entry?.state === "waiting") return entry.arm;
     if (this.#now() - this.#fetched > FRESH_MS) await this.refresh();
     if (!this.#open.length) return this.#fallback();
     const batch = this.#pick();
-    return this.#memory ? this.#memory.change((kept) => this.#bind(kept, batch)) : batch.terms.arm;
+    if (!this.#memory) return batch.terms.arm;
+    const arm = await this.#memory.change((kept) => this.#bind(kept, batch));
+    // Before anything is shown, so that whether the token is there does not depend on the reward.
+    if (this.#issuer) await Promise.race([this.#ensureToken(), new Promise((done) => { setTimeout(done, TOKEN_WAIT_MS); })]);
+    return arm;
   }
 
-  #bind(kept, { batch, terms }) {
+  #mine() { return this.#memory?.read().reports[this.#experiment]; }
+
+  #bind(kept, { batch, terms, noise }) {
     const known = kept.reports[this.#experiment];
     if (known) {
       const still = this.#open.some((one) => one.terms.arm === known.arm);
       return known.state === "waiting" || still ? known.arm : terms.arm;
     }
     if (kept.optedOut || !this.#affordable(kept, terms)) return terms.arm;
-    const window = terms.attribution_ms;
+    const window = terms.attribution_ms, until = window ? this.#now() + window : null;
     kept.reports[this.#experiment] = {
-      state: "waiting", url: this.#url, arm: terms.arm, batch, id: randomHex(), ones: null, terms,
-      epsilon: terms.epsilon, delta: terms.delta, dueMs: window ? this.#now() + window : null,
+      state: "waiting", url: this.#url, arm: terms.arm, batch, id: randomHex(),
+      ones: encode(0, noise), decided: false, // the noise is drawn here and never again
+      epsilon: terms.epsilon, delta: terms.delta, untilMs: until,
+      dueMs: until && until + SETTLE_MS + below(SPREAD_MS),
+      ...(this.#issuer ? { token: null } : {}),
     };
     this.#schedule(window);
     return terms.arm;
@@ -484,15 +544,62 @@ export class Bandit {
   /* Take the reward, from 0 to 1; false if it cannot count (no batch, late, twice). */
   async report(reward) {
     if (!(reward >= 0 && reward <= 1)) throw new RangeError("reward must be a number from 0 to 1");
-    const taken = await this.#memory?.change((kept) => {
+    const seen = this.#mine();
+    if (!this.#takes(seen) || this.#told?.id === seen.id) return false;
+    this.#told = { id: seen.id, ones: seen.ones + rounded(reward) }; // at once: see `leave`
+    const taken = await this.#memory.change((kept) => {
       const entry = kept.reports[this.#experiment];
-      if (entry?.state !== "waiting" || !entry.terms || (entry.dueMs !== null && this.#now() >= entry.dueMs)) return false;
-      seal(entry, reward);
+      if (!this.#takes(entry)) return this.#told?.stored === true;
+      this.#settle(entry);
       entry.dueMs ??= this.#now();
       return true;
     });
     if (taken) this.flush();
-    return taken ?? false;
+    return taken;
+  }
+
+  #takes(entry) {
+    return entry?.state === "waiting" && !entry.decided && (entry.untilMs === null || this.#now() < entry.untilMs);
+  }
+
+  /* Put the reward that was told into the entry, if it is that one's. */
+  #settle(entry) {
+    if (this.#told?.id !== entry.id || this.#told.stored) return;
+    Object.assign(entry, { ones: this.#told.ones, decided: true });
+    this.#told.stored = true;
+  }
+
+  /*
+   * The page is left: hand the report over, click or not, with the time until it is due. All at
+   * once, without waiting for anything, for nothing runs any more after it.
+   */
+  leave() {
+    if (this.#left || !this.#memory) return;
+    this.#left = true;
+    const kept = this.#memory.read(), entry = kept.reports[this.#experiment];
+    if (entry?.state !== "waiting" || entry.url !== this.#url || "terms" in entry) return;
+    this.#settle(entry);
+    if (this.#handOver(entry)) this.#memory.write(kept);
+  }
+
+  /* False if it cannot be: it has no window, no token yet, or is due. */
+  #handOver(entry) {
+    const now = this.#now();
+    if (!entry.untilMs || now >= entry.dueMs || entry.token === null) return false;
+    const { id, ones } = entry;
+    entry.handed ??= ones;
+    const report = encodeReport(entry.batch, id, ones, entry.token ?? null);
+    const body = encodeHandover(this.#experiment, report, Math.round(entry.dueMs - now));
+    this.#post("held", body).then((answer) => answer.status === 202 && this.#memory.change((kept) => {
+      const same = kept.reports[this.#experiment];
+      if (same?.id === id) same.heldOnes = ones;
+    })).catch(() => {}); // it leaves at the next visit, unless another value did
+    return true;
+  }
+
+  #post(path, body) {
+    const headers = { "Content-Type": "text/plain" }; // no preflight, so that it can leave with the page
+    return this.#fetch(`${this.#url}/v1/${path}`, { ...QUIET, method: "POST", body, headers, keepalive: true });
   }
 
   /* Send what is due; whatever fails is kept and sent again, the same bytes. */
@@ -504,26 +611,47 @@ export class Bandit {
   async #send() {
     if (!this.#memory) return;
     const due = await this.#memory.change((kept) => {
-      const now = this.#now(), found = [];
+      const found = [];
       for (const [experiment, entry] of Object.entries(kept.reports)) {
         if (entry.state !== "waiting" || entry.url !== this.#url) continue;
-        if (entry.dueMs === null) continue;
-        if (now - entry.dueMs > KEEP_MS) { entry.state = "expired"; continue; }
-        if (now < entry.dueMs) { this.#schedule(entry.dueMs - now); continue; }
-        if (entry.terms) seal(entry, 0);
-        found.push([experiment, { ...entry }]);
+        if (this.#isDue(experiment, entry)) found.push([experiment, { ...entry }]);
       }
       return found;
     });
+    if (this.#mine()?.token === null) this.#ensureToken();
     for (const [experiment, entry] of due) await this.#deliver(experiment, entry);
+  }
+
+  #isDue(experiment, entry) {
+    const now = this.#now();
+    if (entry.dueMs === null) return false;
+    if (now - entry.dueMs > KEEP_MS) {
+      entry.state = "expired";
+      return false;
+    }
+    if (now < entry.dueMs) {
+      // A page that came back: what it handed over is replaced, click or not, when its window ends.
+      const again = experiment === this.#experiment && entry.handed !== undefined && !this.#again.has(entry.id);
+      if (again && now >= entry.untilMs) {
+        this.#again.add(entry.id);
+        this.#handOver(entry);
+      }
+      this.#schedule((again && now < entry.untilMs ? entry.untilMs : entry.dueMs) - now);
+      return false;
+    }
+    entry.decided = true;
+    // The gateway has it; or it may have another value, and one id never leaves with two.
+    if (entry.heldOnes === entry.ones || (entry.handed ?? entry.ones) !== entry.ones) {
+      Object.assign(entry, { state: "sent", outcome: "held", sentMs: now });
+      return false;
+    }
+    return entry.token !== null;
   }
 
   async #deliver(experiment, entry) {
     let wait = Math.min(60, 2 ** this.#attempts++);
     try {
-      const body = encodeBody(experiment, encodeReport(entry.batch, entry.id, entry.ones));
-      const headers = { "Content-Type": "text/plain" }; // no preflight, so that it can leave with the page
-      const answer = await this.#fetch(`${this.#url}/v1/reports`, { ...QUIET, method: "POST", body, headers, keepalive: true });
+      const answer = await this.#post("reports", encodeBody(experiment, encodeReport(entry.batch, entry.id, entry.ones, entry.token ?? null)));
       if (answer.status === 202 || answer.status === 422) {
         const outcome = (await answer.json()).outcomes[0];
         this.#attempts = 0;
@@ -534,6 +662,34 @@ export class Bandit {
       wait = Math.max(wait, Number(answer.headers.get("Retry-After")) || 0);
     } catch { /* offline: kept */ }
     this.#schedule(1000 * wait);
+  }
+
+  /* One token for this person's report, asked for once at a time; the request is kept until it is there. */
+  #ensureToken() {
+    this.#asking ??= this.#askToken().finally(() => { this.#asking = null; });
+    return this.#asking;
+  }
+
+  async #askToken() {
+    const seen = this.#mine();
+    if (!this.#issuer || seen?.state !== "waiting" || seen.token !== null) return;
+    const change = (changes) => this.#memory.change((kept) => {
+      const entry = kept.reports[this.#experiment];
+      if (entry?.id === seen.id) Object.assign(entry, changes(entry));
+      return entry;
+    });
+    try {
+      const tokens = await import("./tokens.js");
+      const made = await tokens.blind(this.#tokenKey, seen.batch, seen.id);
+      const { blinding } = await change((entry) => ({ blinding: entry.blinding ?? made }));
+      const token = await tokens.token(this.#issuer, this.#experiment, seen.batch, seen.id, this.#tokenKey, blinding);
+      await change(() => ({ token, blinding: undefined }));
+      this.flush();
+    } catch (error) {
+      if (!NO_TOKEN.includes(error.status)) return this.#schedule(1000 * Math.min(60, 2 ** this.#attempts++));
+      await change(() => ({ state: "dropped", outcome: "no_token", blinding: undefined }));
+      this.#onRefused(`experiment ${this.#experiment}: no report: the issuer gives no token (${error.status})`);
+    }
   }
 
   #schedule(ms) {
@@ -549,7 +705,7 @@ export class Bandit {
   /* What left this browser, what waits, and what it costs. */
   ledger() {
     const kept = this.#memory?.read() ?? { optedOut: false, reports: {} };
-    const reports = Object.entries(kept.reports).map(([experiment, { terms, url, ...entry }]) => ({ experiment, ...entry }));
+    const reports = Object.entries(kept.reports).map(([experiment, { terms, url, token, blinding, handed, heldOnes, ...entry }]) => ({ experiment, ...entry }));
     const sum = (key) => inexact(reports.reduce((total, one) => total + exact(one[key]), 0n));
     return { optedOut: kept.optedOut, remembers: this.#memory !== null, epsilon: sum("epsilon"), delta: sum("delta"), reports };
   }
@@ -559,7 +715,7 @@ export class Bandit {
     await this.#memory?.change((kept) => {
       kept.optedOut = out;
       for (const entry of Object.values(kept.reports)) {
-        if (out && entry.state === "waiting") Object.assign(entry, { state: "dropped", ones: null, terms: null });
+        if (out && entry.state === "waiting") Object.assign(entry, { state: "dropped", ones: null });
       }
     });
   }
@@ -577,13 +733,10 @@ export class Bandit {
 
 const QUIET = { credentials: "omit", referrerPolicy: "no-referrer", mode: "cors" };
 
-/* Decide what the report says, once: the noise is drawn here and never again. */
-function seal(entry, reward) {
-  entry.ones = encode(reward, parse(entry.terms));
-  entry.terms = null;
-}
-
-/* A client of one experiment. Options: limits, storage, fetch, now, onRefused. */
+/*
+ * A client of one experiment. Exactly one of `windowS` (seconds) and `immediate` is required. Further
+ * options: limits, tokens (the issuer's address) with tokenKey, storage, fetch, now, onRefused.
+ */
 export async function connect(url, experiment, options = {}) {
   if (!globalThis.crypto?.subtle) throw new Error("shufflebandit needs a secure page: https, or localhost");
   return new Bandit(url, experiment, options).start();

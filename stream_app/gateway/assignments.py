@@ -88,7 +88,7 @@ class AssignmentCache:
         await keep_connected(self._live, lost, back, _BACKOFF)
 
     async def _live(self, connected: Callable[[], None]) -> None:
-        names = ("assignments", "reports")
+        names = ("assignments", "reports", "held")
         self.partitions = await kafka.partition_count(self._settings, names)
         async with kafka.consumer(self._settings) as consumer:
             await self._read(consumer)

@@ -6,9 +6,11 @@ balancer in front, which has to know addresses anyway.
 
 import resource
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from stream_app.gateway.reports import MAX_REPORTS
+from stream_app.logs import log
 from stream_app.settings import GatewaySettings
 
 _OTHER_FILES = 200  # of the process: Kafka's connections, pipes, libraries
@@ -23,6 +25,18 @@ def room(wanted: int) -> int:
     allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     return max(1, allowed - _OTHER_FILES)
+
+
+def fitting(settings: GatewaySettings) -> GatewaySettings:
+    """With as many connections as the limit of open files allows."""
+    fits = room(settings.max_connections)
+    if fits < settings.max_connections:
+        log.warning(
+            "gateway: only %d connections fit, not %d: raise the limit of open files (ulimit -n)",
+            fits,
+            settings.max_connections,
+        )
+    return replace(settings, max_connections=fits)
 
 
 class Connection(Protocol):
@@ -64,6 +78,7 @@ class ConnectionLimits:
         self._clock = clock
         self._all = Bucket(settings.max_reports_per_s, clock())
         self._buckets: dict[Connection, Bucket] = {}
+        self._handovers: dict[Connection, Bucket] = {}
         self._idle: dict[Connection, None] = {}  # longest idle first
 
     def __len__(self) -> int:
@@ -87,6 +102,7 @@ class ConnectionLimits:
     def leave(self, connection: Connection) -> None:
         """A connection ended."""
         self._buckets.pop(connection, None)
+        self._handovers.pop(connection, None)
         self._idle.pop(connection, None)
 
     def busy(self, connection: Connection) -> None:
@@ -107,6 +123,23 @@ class ConnectionLimits:
             self._all.take(reports)
             if own:
                 own.take(reports)
+        return wait_s
+
+    def admit_handover(self, connection: Connection) -> float:
+        """Let a handover pass: 0, or the seconds after which the sender may try again.
+
+        Only by the connection's own rate. A limit that senders share would tell each of them
+        how many others leave their pages.
+        """
+        now = self._clock()
+        own = self._handovers.get(connection)
+        if own is None:
+            own = Bucket(self._settings.max_connection_reports_per_s, now)
+            if connection in self._buckets:
+                self._handovers[connection] = own
+        wait_s = own.lacks(1, now)
+        if wait_s == 0:
+            own.take(1)
         return wait_s
 
     def stream(self) -> bool:

@@ -7,6 +7,7 @@ a report once). A record's time is that of its hold, the same for all in it.
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ _BATCH_BYTES = 1 << 19
 _BACKOFF = Backoff(0.5, 0.5)
 # Of a request that Kafka did not take; well within the time that senders wait.
 _RETRY_MS = 50
+_SILENT = logging.Logger("silent", logging.CRITICAL + 1)
 
 
 class Full(Exception):
@@ -51,17 +53,22 @@ class Hold:
 
 
 class Mixer:
-    """All reports between their sender and Kafka."""
+    """All reports between their sender and one topic of Kafka: `reports`, or `held`."""
 
     def __init__(
-        self, settings: Settings, acknowledged: Callable[[float], None] = lambda _seconds: None
+        self,
+        settings: Settings,
+        acknowledged: Callable[[float], None] = lambda _seconds: None,
+        topic: str = "reports",
     ) -> None:
         self._acknowledged = acknowledged
         self.connected = False
         self.waiting = 0  # reports held or in flight
         self._kafka = settings.kafka
         self._settings = settings.gateway
-        self._topic = kafka.topic(settings.kafka, "reports")
+        self._topic = kafka.topic(settings.kafka, topic)
+        # Of `held` nothing is said: a write that fails would tell that a page was left.
+        self._log = log if topic == "reports" else _SILENT
         self._open: Hold | None = None
         self._leaving = 0
         self._closed: asyncio.Queue[Hold] = asyncio.Queue()
@@ -90,7 +97,7 @@ class Mixer:
 
     async def run(self) -> None:
         """Send, for ever."""
-        trouble = Trouble(log)
+        trouble = Trouble(self._log)
 
         def lost(error: BaseException) -> None:
             trouble.begins(f"gateway: Kafka takes no reports ({type(error).__name__})")

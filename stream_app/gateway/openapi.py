@@ -6,7 +6,7 @@ import orjson
 
 from stream_app.core.batch_id import PATTERN
 from stream_app.core.state import Status
-from stream_app.gateway.reports import MAX_REPORTS, Outcome
+from stream_app.gateway.reports import MAX_LEFT_MS, MAX_REPORTS, Outcome
 from stream_app.settings import GatewaySettings
 from stream_app.wire.envelope import VERSION
 
@@ -24,6 +24,11 @@ _REPORT = {
         "batch": {"type": "string", "pattern": f"^{PATTERN}$"},
         "id": {"type": "string", "pattern": "^[0-9a-f]{32}$", "description": "128 random bits."},
         "ones": {"type": "integer", "minimum": 0, "maximum": (1 << 32) + 1},
+        "token": {
+            "type": "string",
+            "pattern": "^[A-Za-z0-9_-]+$",
+            "description": "Of the product's own backend, where gateway.admission is tokens.",
+        },
     },
     "additionalProperties": False,
 }
@@ -80,6 +85,7 @@ def document(settings: GatewaySettings) -> bytes:
                 "/v1/experiments/{name}": {"get": _get_experiment()},
                 "/v1/experiments/{name}/events": {"get": _get_events()},
                 "/v1/reports": {"post": _post_reports(settings)},
+                "/v1/held": {"post": _post_held(settings)},
                 "/v1/openapi.json": {"get": _get_page("This description.")},
                 "/healthz": {"get": _get_page("Whether Kafka is there, and how busy it is.")},
             },
@@ -139,6 +145,34 @@ def _post_reports(settings: GatewaySettings) -> dict[str, Any]:
         "responses": {
             "202": _answer("Kafka has acknowledged those accepted.", _OUTCOMES),
             "422": _answer("No report was accepted.", _OUTCOMES),
+            **_errors(400, 403, 404, 408, 413, 415, 429, 503),
+        },
+    }
+
+
+def _post_held(settings: GatewaySettings) -> dict[str, Any]:
+    body = {
+        "type": "object",
+        "required": ["experiment", "left_ms", "report"],
+        "properties": {
+            "experiment": _text(),
+            "left_ms": {"type": "integer", "minimum": 0, "maximum": MAX_LEFT_MS},
+            "report": _REPORT,
+        },
+        "additionalProperties": False,
+    }
+    content = {"schema": body}
+    return {
+        "summary": "Hand over the report of a page that is left; it leaves after left_ms.",
+        "description": f"At most {settings.max_body_bytes} bytes. A later one of the same id "
+        "replaces it. Whether its batch is open is asked when it leaves.",
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": content, "text/plain": content},
+        },
+        "responses": {
+            "202": _answer("It is durable.", _OUTCOMES),
+            "422": _answer("It is not accepted.", _OUTCOMES),
             **_errors(400, 403, 404, 408, 413, 415, 429, 503),
         },
     }

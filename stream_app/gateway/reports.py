@@ -17,11 +17,18 @@ from stream_app.core.batch_id import parse_batch_id
 from stream_app.core.promise import MAX_REPORT_BITS
 from stream_app.core.state import Status
 from stream_app.errors import InvalidInput
+from stream_app.gateway.admission import Admission, TokenFault
 from stream_app.wire.report import encode_report
 
 MAX_REPORTS = 1000
+# The longest attribution window that a client takes by default, and a minute for what it adds.
+MAX_LEFT_MS = 7 * 24 * 3600 * 1000 + 60_000
 _REPORT_ID = re.compile(r"[0-9a-f]{32}")
 _REPORT_KEYS = {"batch", "id", "ones"}
+_KEYS_WITH_TOKEN = {*_REPORT_KEYS, "token"}
+
+
+_OPEN = Admission(None, keeps_tokens=False)
 
 
 class Outcome(StrEnum):
@@ -32,6 +39,8 @@ class Outcome(StrEnum):
     OUT_OF_RANGE = "out_of_range"
     UNKNOWN_BATCH = "unknown_batch"  # its terms cannot be used
     LATE = "late"  # its batch is closed
+    TOKEN_MISSING = TokenFault.MISSING  # this gateway admits nobody without
+    TOKEN_INVALID = TokenFault.INVALID  # of another batch, report, experiment or key
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +78,75 @@ def read(body: bytes) -> tuple[str, list[Any]]:
     return experiment, reports
 
 
-def sift(posting: Posting, reports: list[Any]) -> tuple[list[Outcome], list[bytes]]:
+def read_handover(body: bytes) -> tuple[str, Any, int]:
+    """The experiment, the unchecked report and the time that is left. Raises InvalidInput."""
+    try:
+        raw = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise InvalidInput("the body is not JSON") from None
+    if not isinstance(raw, dict) or raw.keys() != {"experiment", "left_ms", "report"}:
+        raise InvalidInput("the body must be an object with experiment, left_ms and report")
+    experiment = raw["experiment"]
+    left_ms = raw["left_ms"]
+    if not isinstance(experiment, str):
+        raise InvalidInput("experiment: must be text")
+    if type(left_ms) is not int or not 0 <= left_ms <= MAX_LEFT_MS:
+        raise InvalidInput(f"left_ms: must be a whole number from 0 to {MAX_LEFT_MS}")
+    return experiment, raw["report"], left_ms
+
+
+def sift(
+    posting: Posting, reports: list[Any], admission: Admission = _OPEN
+) -> tuple[list[Outcome], list[bytes]]:
     """Each report's outcome once Kafka has acknowledged the values, which are those accepted."""
     outcomes: list[Outcome] = []
     values: list[bytes] = []
     for report in reports:
-        outcome = _judge(posting, report)
+        outcome = judge(posting, report)
+        if outcome is Outcome.ACCEPTED:
+            outcome = _admitted(posting, report, admission)
         outcomes.append(outcome)
         if outcome is Outcome.ACCEPTED:
-            values.append(
-                encode_report(report["batch"], bytes.fromhex(report["id"]), report["ones"])
-            )
+            values.append(_encoded(report, admission))
     return outcomes, values
 
 
-def _judge(posting: Posting, report: Any) -> Outcome:
-    if not isinstance(report, dict) or report.keys() != _REPORT_KEYS:
+def sift_handover(
+    posting: Posting, report: Any, admission: Admission = _OPEN
+) -> tuple[Outcome, bytes]:
+    """The outcome of a handover, and the value that will leave if it is accepted.
+
+    Whether its batch is open is asked when it leaves, as for the report of a page that stays.
+    """
+    outcome = judge(posting, report)
+    if outcome in (Outcome.ACCEPTED, Outcome.LATE):
+        outcome = _admitted(posting, report, admission)
+    if outcome is Outcome.ACCEPTED:
+        return outcome, _encoded(report, admission)
+    return outcome, b""
+
+
+def _admitted(posting: Posting, report: dict[str, Any], admission: Admission) -> Outcome:
+    fault = admission.fault(posting.experiment, report)
+    return Outcome.ACCEPTED if fault is None else Outcome(fault)
+
+
+def _encoded(report: dict[str, Any], admission: Admission) -> bytes:
+    """The record: without its token, unless the shuffle stage wants to see it."""
+    token: dict[str, Any] = {"token": report["token"]} if admission.keeps_tokens else {}
+    return encode_report(report["batch"], bytes.fromhex(report["id"]), report["ones"], **token)
+
+
+def judge(posting: Posting, report: Any) -> Outcome:
+    """What the newest assignment says of a report, whatever its token is."""
+    if not isinstance(report, dict) or report.keys() not in (_REPORT_KEYS, _KEYS_WITH_TOKEN):
         return Outcome.MALFORMED
     batch_id = report["batch"]
     report_id = report["id"]
     ones = report["ones"]
     if type(ones) is not int or not isinstance(batch_id, str) or not isinstance(report_id, str):
         return Outcome.MALFORMED
-    if not _REPORT_ID.fullmatch(report_id):
+    if not _REPORT_ID.fullmatch(report_id) or not isinstance(report.get("token", ""), str):
         return Outcome.MALFORMED
     most = posting.max_ones.get(batch_id, -1)
     if most == -1:

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -18,18 +17,24 @@ from aiohttp.http_exceptions import HttpProcessingError
 from stream_app.errors import InvalidInput, Unavailable
 from stream_app.gateway import openapi
 from stream_app.gateway import reports as intake
+from stream_app.gateway.admission import admission
 from stream_app.gateway.assignments import AssignmentCache
-from stream_app.gateway.limits import ConnectionLimits, room
+from stream_app.gateway.handovers import Handovers
+from stream_app.gateway.limits import ConnectionLimits, fitting
 from stream_app.gateway.mixer import Full, Mixer
 from stream_app.gateway.reports import Outcome, Posting
 from stream_app.gateway.responses import Refused, json, later, preflight, shared_headers
 from stream_app.logs import log
 from stream_app.metrics.edge import TURNED_AWAY, EdgeMetrics
 from stream_app.metrics.instruments import REFUSED, Metrics
-from stream_app.settings import GatewaySettings, Settings
+from stream_app.settings import Settings
 
 _EXPERIMENT = re.compile(r"/v1/experiments/([a-z0-9][a-z0-9._-]{0,63})(/events)?")
 _REPORTS = "/v1/reports"
+_HELD = "/v1/held"
+_POSTED = (_REPORTS, _HELD)
+# More tokens than this are verified in a thread: 25 microseconds each, and all others wait.
+_INLINE_TOKENS = 8
 _HEARTBEAT_S = 15.0
 _WRITE_S = 10.0  # a reader of the stream that takes nothing for so long is let go
 _STOP_S = 0.5
@@ -73,11 +78,16 @@ class Gateway:
         pages: Mapping[str, Page] | None = None,
         assignments: AssignmentCache | None = None,
         mixer: Mixer | None = None,
+        handovers: Handovers | None = None,
     ) -> None:
-        self.settings = _fitting(settings.gateway)
-        self.metrics = EdgeMetrics(lambda: len(self.limits), lambda: self.mixer.waiting)
+        self.admission = admission(settings)
+        self.settings = fitting(settings.gateway)
+        self.metrics = EdgeMetrics(lambda: self.mixer.waiting)
         self.assignments = assignments or AssignmentCache(settings.kafka)
         self.mixer = mixer or Mixer(settings, self.metrics.acknowledged)
+        self.handovers = handovers or Handovers(
+            settings, self.assignments, self.mixer, self.metrics.let_go
+        )
         self.limits = ConnectionLimits(self.settings, asyncio.get_running_loop().time)
         self._origins = frozenset(settings.gateway.origins.split())
         self._shared = {origin: shared_headers(origin) for origin in (None, *self._origins)}
@@ -96,7 +106,8 @@ class Gateway:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Raises OSError if it cannot listen."""
-        work = [asyncio.ensure_future(part.run()) for part in (self.assignments, self.mixer)]
+        parts = (self.assignments, self.mixer, self.handovers)
+        work = [asyncio.ensure_future(part.run()) for part in parts]
         asked = asyncio.ensure_future(stop.wait())
         runner = self._runner()
         await runner.setup()
@@ -152,7 +163,8 @@ class Gateway:
             response = json({"error": "something is wrong here"}, 500)
         if not response.prepared:
             response.headers.extend(self._shared[origin if origin in self._origins else None])
-        self.metrics.requests[response.status] += 1
+        if request.path != _HELD:  # counted when it leaves
+            self.metrics.requests[response.status] += 1
         return response
 
     async def _route(self, request: web.BaseRequest, origin: str | None) -> web.StreamResponse:
@@ -162,9 +174,11 @@ class Gateway:
             raise Refused(403, "this origin is not in gateway.origins")
         if path == _REPORTS and method == "POST":
             return await self._reports(request)
+        if path == _HELD and method == "POST":
+            return await self._hold(request)
         found = _EXPERIMENT.fullmatch(path)
-        allowed = "POST" if path == _REPORTS else "GET, HEAD"
-        if not found and path != _REPORTS and path not in self._pages:
+        allowed = "POST" if path in _POSTED else "GET, HEAD"
+        if not found and path not in (*_POSTED, *self._pages):
             raise Refused(404, "there is nothing here; see /v1/openapi.json")
         if method == "OPTIONS" and origin is not None:
             return preflight(allowed)
@@ -210,7 +224,7 @@ class Gateway:
         if wait_s:
             raise later(429, "too many reports", wait_s)
         posting = await self._posting(name)
-        outcomes, values = intake.sift(posting, reports)
+        outcomes, values = await self._sifted(posting, reports)
         if values:
             self.limits.busy(connection)
             try:
@@ -223,6 +237,33 @@ class Gateway:
             finally:
                 self.limits.idle(connection)
         return outcomes
+
+    async def _sifted(
+        self, posting: Posting, reports: list[Any]
+    ) -> tuple[list[Outcome], list[bytes]]:
+        if self.admission.verifies and len(reports) > _INLINE_TOKENS:
+            return await asyncio.to_thread(intake.sift, posting, reports, self.admission)
+        return intake.sift(posting, reports, self.admission)
+
+    async def _hold(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Take the report of a page that is left; nothing that others see may move here."""
+        body = await self._body(request)
+        try:
+            name, report, left_ms = intake.read_handover(body)
+        except InvalidInput as error:
+            raise Refused(400, str(error)) from None
+        wait_s = self.limits.admit_handover(request.protocol)
+        if wait_s:
+            raise later(429, "too many reports", wait_s)
+        posting = await self._posting(name)
+        outcome, value = intake.sift_handover(posting, report, self.admission)
+        if outcome is not Outcome.ACCEPTED:
+            return json({"outcomes": [outcome]}, 422)
+        try:
+            await self.handovers.put(posting, value, left_ms)
+        except (Full, Unavailable):
+            raise later(503, "Kafka does not take reports now") from None
+        return json({"outcomes": [outcome]}, 202)
 
     async def _body(self, request: web.BaseRequest) -> bytes:
         headers = request.headers
@@ -286,22 +327,8 @@ class Gateway:
             "kafka": self.mixer.connected,
             "assignments": self.assignments.loaded.is_set(),
             "waiting": self.mixer.waiting,
-            "connections": len(self.limits),
-            "streams": self.limits.streams,
         }
         return "application/json", orjson.dumps(state)
-
-
-def _fitting(settings: GatewaySettings) -> GatewaySettings:
-    """With as many connections as the limit of open files allows."""
-    fits = room(settings.max_connections)
-    if fits < settings.max_connections:
-        log.warning(
-            "gateway: only %d connections fit, not %d: raise the limit of open files (ulimit -n)",
-            fits,
-            settings.max_connections,
-        )
-    return replace(settings, max_connections=fits)
 
 
 def make_runner(settings: Settings, metrics: Metrics) -> Gateway:

@@ -121,6 +121,7 @@ def rights(settings: Settings, role: str) -> list[Right]:
         "prefix": settings.kafka.topic_prefix,
         "shuffle": settings.shuffle.group,
         "agent": settings.agent.group,
+        "gateway": settings.gateway.group,
     }
     found = []
     for kind, entries in _table()[role].items():

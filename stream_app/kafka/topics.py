@@ -23,15 +23,24 @@ _PLAIN = {"compression.type": "uncompressed"}
 # Of these topics only each key's newest record is ever needed.
 _COMPACT = {**_PLAIN, "cleanup.policy": "compact"}
 _HOUR_MS = str(3600 * 1000)
-# Every topic with its clean-up; `reports` is kept a week at most, `sums` for ever. Deleted reports
-# and checkpoints leave the brokers' disks with their segment's file: it is closed after an hour.
+_WEEK_MS = 7 * 24 * 3600 * 1000
+# Every topic with its clean-up; `reports` is kept a week at most, `sums` for ever; `held` a week
+# beyond the longest attribution window. Deleted reports and checkpoints leave the brokers' disks
+# with their segment's file: it is closed after an hour.
 TOPICS: dict[str, dict[str, str]] = {
     "experiments": _COMPACT,
     "assignments": {**_COMPACT, "min.cleanable.dirty.ratio": "0.1"},
     "reports": {
         **_PLAIN,
         "cleanup.policy": "delete",
-        "retention.ms": str(7 * 24 * 3600 * 1000),
+        "retention.ms": str(_WEEK_MS),
+        "segment.ms": _HOUR_MS,
+        "message.timestamp.type": "LogAppendTime",
+    },
+    "held": {
+        **_PLAIN,
+        "cleanup.policy": "delete",
+        "retention.ms": str(2 * _WEEK_MS),
         "segment.ms": _HOUR_MS,
         "message.timestamp.type": "LogAppendTime",
     },
@@ -42,6 +51,10 @@ TOPICS: dict[str, dict[str, str]] = {
     },
     "sums": {**_PLAIN, "cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
 }
+# Whoever may describe a topic sees its end move. That of `held` moves when a page is left, often
+# after a click: so only gateways see it, and whoever creates the topics does not.
+_UNSEEN = frozenset({"held"})
+SEEN = tuple(name for name in TOPICS if name not in _UNSEEN)
 
 
 def topic(settings: KafkaSettings, name: str) -> str:
@@ -73,9 +86,9 @@ async def create_topics(
                 "kafka.topic_prefix"
             )
         missing = [name for name in TOPICS if name not in existing]
-        if missing:
-            await _create(client, settings, missing, wanted, replication)
-        return [topic(settings, name) for name in missing]
+        if not missing:
+            return []
+        return await _create(client, settings, missing, wanted, replication)
 
 
 async def _create(
@@ -84,23 +97,28 @@ async def _create(
     names: list[str],
     partitions: int,
     replication: int,
-) -> None:
+) -> list[str]:
     response = await client.create_topics(
         [
             NewTopic(topic(settings, name), partitions, replication, topic_configs=TOPICS[name])
             for name in names
         ]
     )
+    there = set()
     for full_name, code, *message in response.topic_errors:
         error = for_code(code)
-        if code and error is not TopicAlreadyExistsError:
+        if error is TopicAlreadyExistsError:
+            there.add(full_name)
+        elif code:
             raise Unavailable(f"topic {full_name}: {error.__name__}: {' '.join(map(str, message))}")
     async with asyncio.timeout(settings.connect_timeout_s):
-        while len(await _partition_counts(client, settings, TOPICS)) < len(TOPICS):  # noqa: ASYNC110
+        while len(await _partition_counts(client, settings, SEEN)) < len(SEEN):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
+    full_names = [topic(settings, name) for name in names]
+    return [name for name in full_names if name not in there]
 
 
-async def partition_count(settings: KafkaSettings, names: Iterable[str] = TOPICS) -> int:
+async def partition_count(settings: KafkaSettings, names: Iterable[str] = SEEN) -> int:
     """How many partitions these topics have. Raises if one is missing or differs."""
     async with admin(settings) as client:
         existing = await _partition_counts(client, settings, names)

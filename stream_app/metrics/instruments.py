@@ -8,7 +8,7 @@ a restart are counted again.
 
 import contextlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Protocol, runtime_checkable
@@ -22,6 +22,8 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from stream_app.core.window import Refusal
 
@@ -71,12 +73,23 @@ class Levelled(Protocol):
         """How things stand now: `windows`, `filled` and `wanted` reports."""
 
 
+class ProcessNumbers(Collector):
+    """CPU, memory and start of the process; not its open files, which tell who leaves a page."""
+
+    def __init__(self) -> None:
+        self._process = ProcessCollector(registry=None)
+
+    def collect(self) -> Iterable[Metric]:
+        """All families of one scrape."""
+        return [one for one in self._process.collect() if one.name != "process_open_fds"]
+
+
 class Metrics:
     """All instruments of one process, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
+        registry.register(ProcessNumbers())
         build = Gauge(
             "shufflebandit_build_info", "1; the labels tell the version.",
             ["version", "python"], registry=registry,

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,14 @@ import aiohttp
 from stream_app.errors import Unavailable
 from stream_app.gateway import Gateway
 from stream_app.gateway.assignments import AssignmentCache
+from stream_app.gateway.handovers import Handovers
+from stream_app.gateway.held import HeldReports
 from stream_app.gateway.mixer import Full, Mixer
+from stream_app.gateway.reports import Posting
 from stream_app.local.broker import free_port
-from stream_app.settings import Settings
+from stream_app.settings import Settings, TokenSettings
 from stream_app.wire.assignment import decode_offer
+from stream_app.wire.held import decode_held, encode_handover
 from tests.producers.build import assignment, banners
 
 ORIGIN = "https://shop.example"
@@ -58,6 +63,37 @@ class FakeMixer(Mixer):
         return done
 
 
+class FakeHandovers(Handovers):
+    """The topic `held`, as far as the gateway sees it: what it takes leaves when it is due."""
+
+    def __init__(self, settings: Settings, *parts: Any) -> None:
+        super().__init__(settings, *parts)
+        self.taken: list[bytes] = []
+        self._waiting = HeldReports()
+        self._changed = asyncio.Event()
+
+    def put(self, posting: Posting, value: bytes, left_ms: int) -> asyncio.Future[None]:
+        due_ms = int(time.time() * 1000) + left_ms
+        held = decode_held(encode_handover(due_ms, value))
+        self._waiting.take(len(self.taken), posting.key, held)
+        self.taken.append(value)
+        self._changed.set()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    async def run(self) -> None:
+        while True:
+            for one in self._waiting.due(int(time.time() * 1000)):
+                self.send(one)
+                self._waiting.left(one)
+            next_ms = self._waiting.next_due_ms()
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(next_ms and max(0.0, next_ms / 1000 - time.time())):
+                    await self._changed.wait()
+
+
 def settings(**gateway: Any) -> Settings:
     made = Settings()
     given = {"origins": ORIGIN, "port": free_port(), **gateway}
@@ -91,6 +127,15 @@ class Site:
             return self._session.post(f"{self.url}/v1/reports", data=body, headers=given)
         return self._session.post(f"{self.url}/v1/reports", json=body, headers=headers)
 
+    @property
+    def handovers(self) -> FakeHandovers:
+        assert isinstance(self.gateway.handovers, FakeHandovers)
+        return self.gateway.handovers
+
+    def hand_over(self, report: Any, left_ms: Any = 1000, experiment: str = "test") -> Any:
+        content = {"experiment": experiment, "left_ms": left_ms, "report": report}
+        return self._session.post(f"{self.url}/v1/held", json=content)
+
     def request(self, method: str, path: str, **headers: str) -> Any:
         return self._session.request(method, self.url + path, headers=headers)
 
@@ -107,13 +152,26 @@ class Site:
         return answer
 
 
+def gateway_of(made: Settings, pages: Any = None) -> Gateway:
+    """A gateway without Kafka."""
+    edge = Gateway(made, pages, FakeAssignments(made.kafka), FakeMixer(made))
+    edge.handovers = FakeHandovers(made, edge.assignments, edge.mixer, edge.metrics.let_go)
+    return edge
+
+
 @contextlib.asynccontextmanager
 async def running(
-    value: bytes | None = None, *, posted: bool = True, pages: Any = None, **gateway: Any
+    value: bytes | None = None,
+    *,
+    posted: bool = True,
+    pages: Any = None,
+    token_keys: str = "",
+    **gateway: Any,
 ) -> AsyncIterator[Site]:
     """A gateway that has read an assignment."""
     made = settings(**gateway)
-    edge = Gateway(made, pages, FakeAssignments(made.kafka), FakeMixer(made))
+    made = dataclasses.replace(made, tokens=TokenSettings(token_keys))
+    edge = gateway_of(made, pages)
     stop = asyncio.Event()
     task = asyncio.ensure_future(edge.run(stop))
     connector = aiohttp.TCPConnector(limit=0)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,14 @@ from stream_app.settings import Settings
 from stream_app.wire.assignment import decode_offer
 from stream_app.wire.report import REPORT_BYTES
 from tests.gateway.build import body, listening, report
-from tests.integration.service import check, experiment, settings_for, topics, workers
+from tests.integration.service import (
+    WorkerProcess,
+    check,
+    experiment,
+    settings_for,
+    topics,
+    workers,
+)
 from tests.producers.build import assignment, banners
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -48,9 +56,9 @@ async def serving(settings: Settings, pages: Any = None) -> AsyncIterator[Gatewa
         await task
 
 
-async def publish(settings: Settings, name: str) -> str:
+async def publish(settings: Settings, name: str, attribution_s: str = "0") -> str:
     """Play the agent: one assignment; returns its batch's id."""
-    value = assignment(banners(name))
+    value = assignment(banners(name, attribution_s=attribution_s))
     async with kafka.producer(settings.kafka) as producer:
         place = kafka.partition_of(name, 4)
         topic = kafka.topic(settings.kafka, "assignments")
@@ -141,6 +149,94 @@ async def test_nothing_acknowledged_is_lost(broker: LocalBroker, tmp_path: Path)
     assert turned_away > 0
     assert accepted <= set(ids)
     print(f"{len(accepted)} acknowledged, {turned_away} turned away, {len(ids)} written")
+
+
+async def hand_over(session: aiohttp.ClientSession, port: int, one: Any, left_ms: int) -> None:
+    """As a page does that is left: it does not wait for long, and has no second try."""
+    content = {"experiment": "shop", "left_ms": left_ms, "report": one}
+    async with session.post(f"http://127.0.0.1:{port}/v1/held", json=content) as answer:
+        assert answer.status == 202, await answer.text()
+
+
+async def test_a_killed_gateway_loses_no_handover(broker: LocalBroker, tmp_path: Path) -> None:
+    """Two gateways; one is killed while reports wait, then the other one: all leave, when due.
+
+    The newest value of each id leaves, and none before its time.
+    """
+    base = settings_for(broker.bootstrap)
+    await topics(base, 4)
+    batch = await publish(base, "shop")
+    first = with_gateway(base, hold_ms=20)
+    second = with_gateway(base, hold_ms=20)
+    sent = [report(batch, ones=3) for _ in range(200)]
+    with contextlib.ExitStack() as running:
+        killed = running.enter_context(WorkerProcess(first, "gateway", tmp_path / "first.log"))
+        other = running.enter_context(WorkerProcess(second, "gateway", tmp_path / "second.log"))
+        for settings in (first, second):
+            await served(settings.gateway.port)
+        due_ms = time.time() * 1000 + 15_000
+        async with aiohttp.ClientSession() as session:
+            for number, one in enumerate(sent):
+                port = (first, second)[number % 2].gateway.port
+                await hand_over(session, port, one, round(due_ms - time.time() * 1000))
+            for one in sent[:50]:  # they came back, were clicked, and left again
+                one["ones"] += 1
+                left_ms = round(due_ms - time.time() * 1000)
+                await hand_over(session, first.gateway.port, one, left_ms)
+        assert await written(base, "shop") == []
+        await asyncio.to_thread(killed.kill)
+        await asyncio.sleep(1)
+        await asyncio.to_thread(other.kill)
+        await asyncio.to_thread(other.start)
+        found = await all_written(base, sent)
+
+    assert {one["id"]: one["ones"] for one in sent} == {one["id"]: one["ones"] for one, _ in found}
+    assert len({(one["id"], one["ones"]) for one, _ in found}) == len(sent)
+    assert min(timestamp for _, timestamp in found) >= due_ms - 50
+
+
+async def test_what_has_left_does_not_leave_again(broker: LocalBroker) -> None:
+    """A new owner begins behind it, though an older report still waits; and `held` is emptied."""
+    base = settings_for(broker.bootstrap)
+    await topics(base, 4)
+    batch = await publish(base, "shop")
+    waits = report(batch)
+    sent = [report(batch) for _ in range(20)]
+    for _ in range(2):
+        settings = with_gateway(base, hold_ms=20)
+        async with serving(settings), aiohttp.ClientSession() as session:
+            await hand_over(session, settings.gateway.port, waits, 3_600_000)
+            for one in sent:
+                await hand_over(session, settings.gateway.port, one, 500)
+            await all_written(base, sent)
+            await asyncio.sleep(2.5)  # for the note of progress
+        sent = [report(batch) for _ in range(20)]
+    records = await written(base, "shop")
+
+    assert 40 == len(records) == len({record.value for record in records})
+
+
+async def served(port: int) -> None:
+    """Wait until a gateway has read the assignments and Kafka takes its reports."""
+    await listening(port, within_s=60)
+    async with asyncio.timeout(60), aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"http://127.0.0.1:{port}/healthz") as answer:
+                state = await answer.json()
+            if state["kafka"] and state["assignments"]:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def all_written(settings: Settings, sent: list[Any]) -> list[tuple[Any, int]]:
+    """Wait until all ids are in `reports`; returns reports with their times."""
+    async with asyncio.timeout(90):
+        while True:
+            records = await written(settings, "shop")
+            found = [(orjson.loads(one.value), one.timestamp) for one in records]
+            if {one["id"] for one in sent} <= {one["id"] for one, _ in found}:
+                return found
+            await asyncio.sleep(0.2)
 
 
 async def test_the_role_in_a_worker(broker: LocalBroker, tmp_path: Path) -> None:

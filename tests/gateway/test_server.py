@@ -263,6 +263,6 @@ async def test_the_description_is_current() -> None:
                     assert known == (answer.status != 405)
                     if known:
                         assert str(answer.status) in methods[method.lower()]["responses"]
-        served = {*site.gateway._pages, "/v1/reports", "/v1/experiments/{name}"}
+        served = {*site.gateway._pages, "/v1/reports", "/v1/held", "/v1/experiments/{name}"}
 
     assert set(described["paths"]) == served | {"/v1/experiments/{name}/events"}

@@ -41,15 +41,16 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 # do anything, so they have no letter.
 LETTERS = {"describe": "d", "read": "r", "write": "w", "delete-records": "x", "create": "c"}
 MATRIX = """
-             client  shuffle  agent  monitor  operator  auditor  stranger
-experiments  -       -        dr     dr       drwc      dr       -
-assignments  dr      dr       drw    dr       drc       dr       -
-reports      dw      drx      -      -        dc        dr       -
-windows      -       drw      -      -        dc        d        -
-sums         -       drw      dr     dr       drc       dr       -
+             client  gateway  shuffle  agent  monitor  operator  auditor  stranger
+experiments  -       -        -        dr     dr       drwc      dr       -
+assignments  dr      dr       dr       drw    dr       drc       dr       -
+reports      dw      dw       drx      -      -        dc        dr       -
+held         -       drwx     -        -      -        c         -        -
+windows      -       -        drw      -      -        dc        d        -
+sums         -       -        drw      dr     dr       drc       dr       -
 """
 # The names of groups and transactional ids, after the prefix, that each user may use.
-GROUPS = {"shuffle": {".shuffle"}, "agent": {".agent"}}
+GROUPS = {"shuffle": {".shuffle"}, "agent": {".agent"}, "gateway": {".gateway"}}
 TRANSACTIONAL_IDS = {
     "shuffle": {".shuffle-0"},
     "agent": {".agent-0"},
@@ -108,7 +109,7 @@ async def test_every_role_on_groups_transactions_and_rules(secured: Secured) -> 
     """Each stage its own group and transactional ids, the operator the registry's; rules nobody."""
     base = await deployment(secured)
     prefix = base.kafka.topic_prefix
-    groups = {".shuffle", ".agent", "", ".shuffle-0", ".other"}
+    groups = {".shuffle", ".agent", ".gateway", "", ".shuffle-0", ".other"}
     ids = {".shuffle-0", ".agent-0", "-experiments-spring", "", ".other", "-experiments"}
     async with visitor(secured.settings("admin", base).kafka) as admin:
         await admin.wake_coordinators()
@@ -223,7 +224,7 @@ async def test_the_service_with_a_user_for_each_role(secured: Secured, tmp_path:
     ports = {"MONITOR_PORT": free_port(), "GATEWAY_PORT": free_port()}
     given = {f"SHUFFLEBANDIT_{name}": str(port) for name, port in ports.items()}
     retain = "SHUFFLEBANDIT_SHUFFLE_RETAIN_REPORTS_FOR_AUDIT"
-    users = {"shuffle": "shuffle", "agent": "agent", "monitor": "monitor", "gateway": "client"}
+    users = {"shuffle": "shuffle", "agent": "agent", "monitor": "monitor", "gateway": "gateway"}
     definition = experiment("guarded", horizon=1500)
     operator, client, auditor, monitor = (
         secured.settings(user, base) for user in ("operator", "client", "auditor", "monitor")

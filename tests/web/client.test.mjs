@@ -10,6 +10,9 @@ const EXPERIMENT = "vectors";
 // Discrete Laplace at epsilon 0.5, binomial at 0.5; the attribution window is a minute.
 const TERMS = [vectors.terms[2], vectors.terms[3]].map(({ terms }) => ({ ...terms, attribution_ms: 60_000 }));
 
+// After the window: a second, and up to five more.
+const LATEST_MS = 66_000;
+
 class Storage {
   values = new Map();
   getItem(key) { return this.values.get(key) ?? null; }
@@ -24,15 +27,19 @@ async function offer(terms = TERMS, changes = {}) {
 
 async function world(shown) {
   shown ??= await offer();
-  const it = { bodies: [], away: false, status: 202, nowMs: 1_000_000, storage: new Storage(), reasons: [], shown };
+  const it = { bodies: [], held: [], away: false, status: 202, nowMs: 1_000_000, storage: new Storage(), reasons: [], shown };
   it.fetch = async (url, options) => {
     if (it.away) throw new TypeError("Failed to fetch");
+    if (url.endsWith("/v1/held")) {
+      it.held.push(JSON.parse(options.body));
+      return new Response(JSON.stringify({ outcomes: ["accepted"] }), { status: it.status });
+    }
     if (!url.endsWith("/v1/reports")) return new Response(JSON.stringify(it.shown));
     it.bodies.push(options.body);
     return new Response(JSON.stringify({ outcomes: ["accepted"] }), { status: it.status, headers: { "Retry-After": "1" } });
   };
   it.visit = (options = {}) => connect("http://gateway", EXPERIMENT, {
-    fetch: it.fetch, now: () => it.nowMs, storage: it.storage, onRefused: (reason) => it.reasons.push(reason), ...options,
+    windowS: 60, fetch: it.fetch, now: () => it.nowMs, storage: it.storage, onRefused: (reason) => it.reasons.push(reason), ...options,
   });
   return it;
 }
@@ -45,10 +52,10 @@ test("a report leaves when the window ends, whatever happened, with one size", a
     const it = await world(), bandit = await it.visit();
     await bandit.choose();
     if (reward !== null) assert.equal(await bandit.report(reward), true);
-    it.nowMs += 59_999;
+    it.nowMs += 60_999;
     await bandit.flush();
     assert.equal(it.bodies.length, 0);
-    it.nowMs += 1;
+    it.nowMs += LATEST_MS - 60_999;
     await bandit.flush();
     assert.equal(it.bodies.length, 1);
     sizes.add(it.bodies[0].length);
@@ -64,7 +71,7 @@ test("one report per profile and experiment, and the same arm while it waits", a
   const arm = await bandit.choose();
   for (let i = 0; i < 20; i++) assert.equal(await (await it.visit()).choose(), arm);
   assert.equal(bandit.ledger().reports.length, 1);
-  it.nowMs += 60_000;
+  it.nowMs += LATEST_MS;
   await bandit.flush();
   await (await it.visit()).choose();
   assert.equal(await bandit.report(1), false);
@@ -104,7 +111,7 @@ test("a closed tab: sent at the next visit, noise drawn once, no reward kept", a
 test("offline and back: the same bytes until they are acknowledged", async () => {
   const it = await world(), bandit = await it.visit();
   await bandit.choose();
-  it.nowMs += 60_000;
+  it.nowMs += LATEST_MS;
   it.away = true;
   await bandit.flush();
   it.away = false;
@@ -155,7 +162,7 @@ test("opting out: an arm is shown, nothing is reported, what waits is dropped", 
   await bandit.choose();
   await bandit.report(1);
   await bandit.optOut();
-  it.nowMs += 60_000;
+  it.nowMs += LATEST_MS;
   await bandit.flush();
   assert.ok(await bandit.choose());
   assert.equal(it.bodies.length, 0);
@@ -177,7 +184,7 @@ test("an experiment that has ended shows its winner; one that is missing says so
   assert.equal(await (await it.visit()).choose(), "summer");
   const gone = await world();
   gone.fetch = async () => new Response("{}", { status: 404 });
-  await assert.rejects((await connect("http://g", EXPERIMENT, { ...gone, now: () => 0 })).choose(), /404/);
+  await assert.rejects((await connect("http://g", EXPERIMENT, { ...gone, windowS: 60, now: () => 0 })).choose(), /404/);
 });
 
 test("without storage nothing is reported", async () => {
@@ -201,11 +208,129 @@ test("batches are chosen by their sizes", async () => {
 });
 
 test("a window of 0: the report leaves with the reward", async () => {
-  const it = await world(await offer([{ ...TERMS[0], attribution_ms: 0 }])), bandit = await it.visit();
+  const it = await world(await offer([{ ...TERMS[0], attribution_ms: 0 }])), bandit = await it.visit({ windowS: undefined, immediate: true });
   await bandit.choose();
   await bandit.flush();
   assert.equal(it.bodies.length, 0);
   await bandit.report(0);
   await bandit.flush();
   assert.equal(it.bodies.length, 1);
+});
+
+test("the page states its window; batches that differ are refused", async () => {
+  for (const wrong of [{ windowS: undefined }, { immediate: true }, { windowS: 0 }, { windowS: "x" }, { windowS: 0.0001 }]) {
+    await assert.rejects((await world()).visit(wrong), /either windowS, in seconds, or immediate/);
+  }
+  const it = await world(await offer([{ ...TERMS[0], attribution_ms: 0 }, TERMS[1]])), bandit = await it.visit();
+  assert.equal(await bandit.choose(), TERMS[1].arm);
+  assert.match(it.reasons[0], /attribution_ms = 0, and this page is written for 60000/);
+  const other = await it.visit({ windowS: undefined, immediate: true });
+  assert.match(other.refused[0], /attribution_ms = 60000, and this page is written for 0/);
+});
+
+test("default limits leave a margin for forged reports", async () => {
+  for (const [changes, why] of [
+    [{ epsilon: "1.1" }, /epsilon = 1.1 is above this client's limit of 1/],
+    [{ honest_fraction: "1" }, /honest_fraction = 1 is above this client's limit of 0.9/],
+    [{ batch_size: 1 }, /batch_size = 1 is below this client's limit of 2/],
+  ]) {
+    const it = await world(await offer([{ ...TERMS[0], ...changes }])), bandit = await it.visit();
+    await assert.rejects(bandit.choose(), why);
+  }
+});
+
+test("a page that is left hands over at once, click or not, and sends nothing itself", async () => {
+  const lengths = new Set();
+  for (const reward of [null, 1]) {
+    const it = await world(), bandit = await it.visit();
+    await bandit.choose();
+    const { ones: noise, dueMs } = bandit.ledger().reports[0];
+    it.nowMs += 10_000;
+    const told = reward === null ? null : bandit.report(reward); // and the link is followed in the same moment
+    bandit.leave();
+    bandit.leave(); // pagehide, then visibilitychange
+    assert.equal(it.held.length, 1);
+    assert.deepEqual([it.held[0].experiment, it.held[0].left_ms], [EXPERIMENT, dueMs - it.nowMs]);
+    assert.equal(it.held[0].report.ones, noise + (reward ?? 0));
+    lengths.add(JSON.stringify(it.held[0]).length - String(it.held[0].report.ones).length);
+    assert.notEqual(await told, false);
+    await new Promise((done) => { setTimeout(done, 10); });
+    it.nowMs = dueMs;
+    await (await it.visit()).flush();
+    assert.equal(it.bodies.length, 0);
+    assert.deepEqual([bandit.ledger().reports[0].state, bandit.ledger().reports[0].outcome], ["sent", "held"]);
+  }
+  assert.equal(lengths.size, 1);
+});
+
+test("a handover that did not get through: sent at the next visit, the same value", async () => {
+  const it = await world(), bandit = await it.visit();
+  await bandit.choose();
+  await bandit.report(1);
+  const { ones } = bandit.ledger().reports[0];
+  it.away = true;
+  bandit.leave();
+  it.away = false;
+  it.nowMs += LATEST_MS;
+  await it.visit();
+  assert.deepEqual(it.bodies.map((body) => said(body).ones), [ones]);
+});
+
+test("a page that comes back and is clicked replaces its value; both values never leave by its own hand", async () => {
+  const it = await world(), bandit = await it.visit();
+  await bandit.choose();
+  bandit.leave();
+  const back = await it.visit();
+  assert.equal(await back.report(1), true);
+  await back.flush();
+  assert.equal(it.held.length, 1); // nothing at the moment of the click
+  it.nowMs += 60_000;
+  await back.flush(); // when the window ends
+  await back.flush();
+  assert.deepEqual(it.held.map(({ report }) => report.ones - it.held[0].report.ones), [0, 1]);
+  assert.equal(it.held[0].report.id, it.held[1].report.id);
+  it.away = true;
+  it.nowMs += 6_000;
+  await back.flush();
+  it.away = false;
+  await (await it.visit()).flush();
+  assert.equal(it.bodies.length, 0);
+
+  const unclicked = await world(), still = await unclicked.visit();
+  await still.choose();
+  still.leave();
+  const returned = await unclicked.visit();
+  unclicked.nowMs += 60_000;
+  await returned.flush();
+  assert.equal(unclicked.held.length, 2); // so that the second one tells nothing
+});
+
+test("the moment at which a report leaves is drawn once, after the window, from all of its range", async () => {
+  const moments = [];
+  for (let i = 0; i < 200; i++) {
+    const it = await world(), bandit = await it.visit();
+    await bandit.choose();
+    const { untilMs, dueMs } = bandit.ledger().reports[0];
+    assert.equal(untilMs, it.nowMs + 60_000);
+    moments.push(dueMs - untilMs);
+  }
+  assert.ok(Math.min(...moments) >= 1000 && Math.max(...moments) < 6000);
+  // Mean 3500, standard deviation 102: false-failure probability 1e-8.
+  assert.ok(Math.abs(moments.reduce((sum, one) => sum + one) / 200 - 3500) < 600);
+});
+
+test("a record of version 0.1.0: its noise is drawn once, and it leaves", async () => {
+  const it = await world(), [terms] = TERMS;
+  const common = { state: "waiting", url: "http://gateway", arm: terms.arm, batch: await batchId(terms), epsilon: "0.5", delta: "0.000001" };
+  const old = { ...common, id: "0".repeat(32), ones: null, terms, dueMs: it.nowMs + 1000 };
+  const sealed = { ...common, id: "1".repeat(32), ones: 7, terms: null, dueMs: it.nowMs + 1000 };
+  it.storage.setItem("shufflebandit", JSON.stringify({ optedOut: false, reports: { [EXPERIMENT]: old, sealed } }));
+  const bandit = await it.visit();
+  const { ones } = bandit.ledger().reports[0];
+  assert.equal(await bandit.report(1), true);
+  assert.equal(bandit.ledger().reports[0].ones, ones + 1);
+  await bandit.flush();
+  it.nowMs += 1000;
+  await bandit.flush();
+  assert.deepEqual(it.bodies.map((body) => said(body).ones), [ones + 1, 7]);
 });

@@ -29,13 +29,15 @@ from tests.web.chromium import Chromium, Page, chromium
 pytestmark = pytest.mark.slow
 
 WINDOW_S = 1.0
+LATEST_S = WINDOW_S + 6.0  # until a report leaves at the latest
 AT_ONCE = 12  # visitors
 Visit = tuple[Page, dict[str, Any]]
 MODULE = make_vectors.FILE.with_name("shufflebandit.js")
 VISITOR = b"""<!doctype html><title>visitor</title><p id=message></p><script type=module>
 import { connect } from "/shufflebandit.js";
-const { url, experiment } = Object.fromEntries(new URLSearchParams(location.search));
-window.bandit = await connect(url, experiment);
+const asked = Object.fromEntries(new URLSearchParams(location.search));
+const options = { windowS: Number(asked.window), limits: { maxEpsilon: "2" } };
+window.bandit = await connect(asked.url, asked.experiment, options);
 window.visit = async (rates) => {
   const arm = await bandit.choose();
   const click = Math.random() < (rates[arm] ?? 0);
@@ -62,6 +64,7 @@ def address(port: int, experiment: str) -> str:
     """The page is on localhost, the gateway on 127.0.0.1: two origins."""
     return (
         f"http://localhost:{port}/visitor.html?url=http://127.0.0.1:{port}&experiment={experiment}"
+        f"&window={WINDOW_S}"
     )
 
 
@@ -90,7 +93,7 @@ async def test_a_tampered_assignment_is_refused_in_the_page() -> None:
         await page.open(url, "window.ready")
         await page.run("show()")
         said = await page.run("document.getElementById('message').textContent")
-        await asyncio.sleep(WINDOW_S + 0.3)
+        await asyncio.sleep(LATEST_S + 0.3)
         assert page.posts == []
         assert site.mixer.sent == []
 
@@ -108,7 +111,7 @@ async def test_offline_and_back() -> None:
         await page.open(url, "window.ready")
         await page.run("visit({'arm-0': 1, 'arm-1': 1})")
         await page.offline(True)
-        await asyncio.sleep(WINDOW_S + 0.5)
+        await asyncio.sleep(LATEST_S + 0.5)
         assert site.mixer.sent == []
         assert await page.run("bandit.ledger().reports[0].state") == "waiting"
         await page.offline(False)
@@ -128,7 +131,7 @@ async def test_a_closed_tab() -> None:
         chosen = await first.run("visit({'arm-0': 1, 'arm-1': 1})")
         kept = await first.run("bandit.ledger().reports[0]")
         await first.close()
-        await asyncio.sleep(WINDOW_S + 0.3)
+        await asyncio.sleep(LATEST_S + 0.3)
         assert site.mixer.sent == []
 
         second = await browser.page(profile)
@@ -148,7 +151,7 @@ async def test_two_tabs_of_a_profile_are_one_visitor() -> None:
         tabs = [await browser.page(profile) for _ in range(3)]
         await asyncio.gather(*(tab.open(url, "window.ready") for tab in tabs))
         chosen = await asyncio.gather(*(tab.run("visit({'arm-0': 1, 'arm-1': 1})") for tab in tabs))
-        await asyncio.sleep(WINDOW_S + 0.5)
+        await asyncio.sleep(LATEST_S + 0.5)
         await tabs[0].until(SENT)
 
         assert len({one["arm"] for one in chosen}) == 1
@@ -176,7 +179,7 @@ async def test_the_shop_page() -> None:
             await page.until("document.getElementById('state').textContent.startsWith('Not')")
             await page.run("document.getElementById('out').click()")
             await page.until("document.getElementById('state').textContent.includes('opted out')")
-            await asyncio.sleep(1.3)
+            await asyncio.sleep(LATEST_S + 0.3)
 
             assert [shown] == [request.body for request in page.posts]
             assert rows == 2
