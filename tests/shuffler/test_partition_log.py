@@ -120,6 +120,23 @@ def test_aborted_sum_is_released_again() -> None:
     assert refusals(again) == {"late": 4}
 
 
+def test_an_aborted_sum_before_a_committed_one_is_found() -> None:
+    """A stale worker's sum may stand before the new owner's: a start looks into such gaps too."""
+    donor = Kafka()
+    first = terms(1, size=2)
+    second = terms(2, size=2)
+    offer(donor, first, second)
+    filled(donor, first, 0)
+    filled(donor, second, 2)
+    aborted, committed = Worker(donor).run()
+    kafka = Kafka()
+    offer(kafka, first, second)
+    kafka.append("sums", aborted.key, aborted.value, committed=False)
+    kafka.append("sums", committed.key, committed.value)
+
+    assert Worker(kafka).flush() == [aborted]
+
+
 def test_aborted_twice() -> None:
     """As often as it takes; once it is committed, no more."""
     kafka = Kafka()
