@@ -21,7 +21,7 @@ from stream_app.kafka.reading import read_partition
 from stream_app.local.stack import WorkerProcess, environment, workers
 from stream_app.settings import Settings, load_settings
 from stream_app.wire.assignment import Assignment
-from stream_app.wire.report import decode_report
+from stream_app.wire.report import MAX_REPORT_BYTES, decode_report
 from stream_app.wire.sum import Sum
 
 __all__ = [
@@ -117,6 +117,8 @@ async def left_out(settings: Settings, name: str, sums: Sequence[Sum]) -> list[s
     reading = read_partition(settings.kafka, "reports", partition, committed=False)
     async with contextlib.aclosing(reading) as chunks:
         async for record in (record async for records in chunks for record in records):
+            if len(record.value or b"") > MAX_REPORT_BYTES:
+                continue  # refused as oversized, whatever it says
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 batch_id, _, ones = decode_report(record.value)
                 one = missing.get(batch_id)

@@ -51,6 +51,9 @@ _EVENTS = {
     "kill producer": 38,
 }
 _DISK_MB = 3_000
+# An idle machine of two cores has about one kill in four seconds.
+_KILLS_A_SECOND = 1 / 6
+_PATIENCE = 3  # times the given time, for a machine that is busy with other things
 _AGENTS: tuple[dict[str, Any], ...] = (
     {"order": "sequential"},
     {"order": "interleaved"},
@@ -121,12 +124,24 @@ class Chaos:
             junk.unlink()
         await asyncio.to_thread(self.broker.start)
 
+    @property
+    def kills(self) -> int:
+        """Workers and producers that were killed."""
+        return self.events["kill worker"] + self.events["kill producer"]
+
     async def rage(self, users: list[asyncio.Future[None]], seconds: float) -> None:
-        """Events at random moments, for so long or until all users are through."""
+        """Events at random moments, for so long or until all users are through.
+
+        A busy machine gets longer, until it has seen as many kills as it should have.
+        """
+        least = int(seconds * _KILLS_A_SECOND)
         while len(self.producers) < len(users):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not all(task.done() for task in users):
+        start = time.monotonic()
+        while not all(task.done() for task in users):
+            passed = time.monotonic() - start
+            if passed > seconds and (self.kills >= least or passed > _PATIENCE * seconds):
+                return
             await asyncio.sleep(self.chance.uniform(0.2, 1.4))
             await self.event()
 
