@@ -8,7 +8,7 @@ INPUTS ?= 1000000
 SEED ?=
 .DEFAULT_GOAL := help
 
-.PHONY: help install kafka prometheus browser demo demo-web observe dashboard reference test chaos fuzz test-minimum audit-dependencies lint soak overload bench clean
+.PHONY: help install kafka prometheus browser demo demo-web observe dashboard reference test chaos fuzz test-minimum audit-dependencies lint soak overload evidence bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -82,6 +82,9 @@ soak: kafka ## half an hour at a steady rate (MINUTES=n): memory must stay flat,
 
 overload: kafka ## MINUTES minutes of more reports than the service can take: it must catch up and lose none
 	$(BIN)/python -m tests.integration.load overload --minutes $(MINUTES) $(ARGS)
+
+evidence: kafka ## the long forms of the attacks (an hour and a half); writes what they showed to tests/RESULTS.md; ARGS="chaos fuzz" for some
+	$(BIN)/python -m tests.evidence $(ARGS)
 
 bench: kafka ## run the benchmarks (20 minutes; fails where an aim is missed): ratios against peers, JSON and pictures; ARGS="stage core" for some
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'

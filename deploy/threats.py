@@ -11,6 +11,10 @@ import math
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 
+import numpy as np
+
+from stream_app.core import accounting
+from stream_app.core.discrete_laplace import DiscreteLaplace
 from stream_app.core.mechanisms import Mechanism, MechanismName, calibrate
 from stream_app.core.promise import Promise
 from stream_app.kafka import acls
@@ -46,6 +50,24 @@ def epsilon_left(delta: Callable[[float], float], wanted: float) -> float:
 def mechanism_for(name: MechanismName, users: int) -> Mechanism:
     """The noise of a batch of so many users, with the default honest fraction."""
     return calibrate(Promise(EPSILON, DELTA, users), name)
+
+
+def delta_of_shuffled_reports(mechanism: DiscreteLaplace) -> float:
+    """A lower bound of delta at eps for all m reports in random order, instead of their sum.
+
+    Of the many things that they show: how many of them say one more than no noise would, if all
+    other users have a reward of 0. Almost every share is 0, so a user with a reward is one of
+    those almost surely, and most of the others' shares are not (two laws of one count, MATH 1).
+    """
+    masses = mechanism.share_masses
+    none = float(masses[mechanism.clip])
+    one = float(masses[mechanism.clip + 1])
+    others = accounting.total_masses(np.array([1 - one, one]), mechanism.promise.batch_size - 1)
+    without = np.append(others, 0.0) * (1 - one) + np.insert(others, 0, 0.0) * one
+    rewarded = np.append(others, 0.0) * (1 - none) + np.insert(others, 0, 0.0) * none
+    growth = math.exp(float(EPSILON))
+    both = (without - growth * rewarded, rewarded - growth * without)
+    return max(float(np.maximum(0.0, difference).sum()) for difference in both)
 
 
 def reach(mechanism: Mechanism) -> float:

@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from stream_app.core.samplers import Entropy, Sampler
 from stream_app.core.state import Status
-from stream_app.core.terms import Limits, Terms, check
+from stream_app.core.terms import Checks, Limits, Terms
 from stream_app.errors import InvalidInput
 from stream_app.wire.assignment import Offer
 
@@ -121,9 +121,10 @@ class OpenBatches:
             raise InvalidInput(f"assignment: it is for experiment {offer.experiment[:80]!r}")
         accepted: dict[str, CheckedBatch] = {}
         refused: dict[str, str] = {}
+        checks = Checks(self._limits)
         for batch_id, raw in offer.open:
             try:
-                accepted[batch_id] = self.open.get(batch_id) or self.admit(batch_id, raw)
+                accepted[batch_id] = self.open.get(batch_id) or self.admit(batch_id, raw, checks)
             except InvalidInput as error:
                 refused[batch_id] = str(error)
         reasons = [reason for key, reason in refused.items() if key not in self._refused]
@@ -137,9 +138,12 @@ class OpenBatches:
         self._arms = [batch.arm for batch in self._order] or self._arms
         return reasons
 
-    def admit(self, batch_id: str, raw: object) -> CheckedBatch:
-        """A batch whose terms hold, under a new sequence number. Raises InvalidInput."""
-        terms = self._checked(batch_id, raw)
+    def admit(self, batch_id: str, raw: object, checks: Checks | None = None) -> CheckedBatch:
+        """A batch whose terms hold, under a new sequence number. Raises InvalidInput.
+
+        `checks` are those of the assignment that lists it, if it is one of several.
+        """
+        terms = self._checked(batch_id, raw, checks or Checks(self._limits))
         if self._ids.get(terms.sequence) != batch_id and terms.sequence <= self._newest:
             raise InvalidInput(
                 f"batch {batch_id[:80]}: sequence number {terms.sequence} is not a new one"
@@ -149,10 +153,10 @@ class OpenBatches:
 
     def readmit(self, batch_id: str, raw: object) -> CheckedBatch:
         """A batch of an earlier run; the newest assignment may list older ones than this."""
-        return self._batch(batch_id, self._checked(batch_id, raw))
+        return self._batch(batch_id, self._checked(batch_id, raw, Checks(self._limits)))
 
-    def _checked(self, batch_id: str, raw: object) -> Terms:
-        terms = check(batch_id, raw, self._limits)
+    def _checked(self, batch_id: str, raw: object, checks: Checks) -> Terms:
+        terms = checks.check(batch_id, raw)
         if terms.experiment != self._experiment:
             raise InvalidInput(f"batch {batch_id[:80]}: its terms are for another experiment")
         if self._ids.get(terms.sequence, batch_id) != batch_id:

@@ -44,7 +44,7 @@ __all__ = [
     "Issuer",
     "KeyFiles",
     "MemoryTokenStore",
-    "Refusal",
+    "TokenRefusal",
     "TokenRefused",
     "TokenStore",
     "blind",
@@ -64,7 +64,7 @@ PrivateKeyPath = Path | str
 RandomBytes = Callable[[int], bytes]
 
 
-class Refusal(StrEnum):
+class TokenRefusal(StrEnum):
     """Why a request gets no signature."""
 
     UNKNOWN_EXPERIMENT = "unknown_experiment"
@@ -76,7 +76,7 @@ class Refusal(StrEnum):
 class TokenRefused(InvalidInput):
     """The issuer does not sign this; `reason` says why, for the answer to the browser."""
 
-    def __init__(self, reason: Refusal, text: str) -> None:
+    def __init__(self, reason: TokenRefusal, text: str) -> None:
         super().__init__(text)
         self.reason = reason
 
@@ -160,11 +160,11 @@ class Issuer:
         chosen = self._chosen(experiment, key)
         if len(blinded) != chosen.size:
             raise TokenRefused(
-                Refusal.MALFORMED, f"blinded message: {len(blinded)} bytes, not {chosen.size}"
+                TokenRefusal.MALFORMED, f"blinded message: {len(blinded)} bytes, not {chosen.size}"
             )
         value = int.from_bytes(blinded)
         if not 0 < value < chosen.n:
-            raise TokenRefused(Refusal.MALFORMED, "blinded message: out of the key's range")
+            raise TokenRefused(TokenRefusal.MALFORMED, "blinded message: out of the key's range")
         self._claim(experiment, user, chosen, blinded)
         return chosen.power(value).to_bytes(chosen.size)
 
@@ -183,7 +183,7 @@ class Issuer:
         keys = self._keys.get(experiment)
         if keys is None:
             raise TokenRefused(
-                Refusal.UNKNOWN_EXPERIMENT,
+                TokenRefusal.UNKNOWN_EXPERIMENT,
                 f"experiment {experiment[:80]!r}: this issuer has no key for it",
             )
         if key is None:
@@ -192,17 +192,19 @@ class Issuer:
             if each.id == key:
                 return each
         raise TokenRefused(
-            Refusal.UNKNOWN_KEY, f"key {key[:80]!r}: not one of this issuer's; reload the page"
+            TokenRefusal.UNKNOWN_KEY, f"key {key[:80]!r}: not one of this issuer's; reload the page"
         )
 
     def _claim(self, experiment: str, user: str, key: _SigningKey, request: bytes) -> None:
         if not user:
-            raise TokenRefused(Refusal.MALFORMED, "user: empty; everybody would share one token")
+            raise TokenRefused(
+                TokenRefusal.MALFORMED, "user: empty; everybody would share one token"
+            )
         # With the key: the same bytes under another key are another request.
         digest = hashlib.sha256(key.id.encode() + request).digest()
         if not self._store.claim(experiment, user, digest):
             raise TokenRefused(
-                Refusal.SPENT, f"this user had a token of {experiment} for another request"
+                TokenRefusal.SPENT, f"this user had a token of {experiment} for another request"
             )
 
 

@@ -23,6 +23,7 @@ from stream_app.settings import KafkaSettings
 
 # Without an acknowledgement for this long, the producer is replaced and the same bytes sent again.
 _ACKNOWLEDGE_S = 15.0
+# A fetch that brings something ends a poll at once; this is how often an idle loop turns.
 _POLL_MS = 500
 
 # Told how many more reports, in the order in which they were given, are acknowledged.

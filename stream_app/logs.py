@@ -14,7 +14,8 @@ from typing import Any
 
 log = logging.getLogger("shufflebandit")
 
-_FRAMES = 3
+_FRAMES = 3  # innermost ones of an error: where it happened, and who asked
+# Messages that are remembered so as not to be said again at once; then memory is begun anew.
 _MAX_DISTINCT = 1000
 
 

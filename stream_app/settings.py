@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from stream_app.core.terms import Limits
 from stream_app.errors import ConfigurationError
 
+# An unknown key of a file is refused: a limit that is mistyped would not exist.
 _FORBID: dict[str, Any] = {"extra": "forbid"}
 
 

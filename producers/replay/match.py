@@ -48,7 +48,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class LogPosition:
+class RowPosition:
     """How far a matcher has come: rows behind it, and rows it gave of each arm."""
 
     row: int
@@ -59,7 +59,7 @@ class Matcher(Protocol):
     """Gives an agent the rows it asks for."""
 
     @property
-    def position(self) -> LogPosition:
+    def position(self) -> RowPosition:
         """Where it stands; a new matcher that `begins` there goes on the same."""
 
     def feed(self, chunk: LoggedRows) -> None:
@@ -69,7 +69,7 @@ class Matcher(Protocol):
         """Up to so many rows of each arm; less means that it must be fed."""
 
 
-def make(mode: Mode, arms: int, floors: Floats | None, seed: int, begins: LogPosition) -> Matcher:
+def make(mode: Mode, arms: int, floors: Floats | None, seed: int, begins: RowPosition) -> Matcher:
     """The matcher of a mode; `floors` are the c_a of `weighted`."""
     if mode is Mode.QUEUE:
         return Queues(arms, begins)
@@ -105,7 +105,7 @@ class Thinning:
 class RowsInOrder:
     """`rejection` and `weighted`: rows in order, each used or gone."""
 
-    def __init__(self, arms: int, thinning: Thinning | None, begins: LogPosition) -> None:
+    def __init__(self, arms: int, thinning: Thinning | None, begins: RowPosition) -> None:
         self.thinning = thinning
         self._begins = begins.row
         self._row = begins.row
@@ -114,9 +114,9 @@ class RowsInOrder:
         self._of: list[NDArray[np.int64]] = [np.empty(0, np.int64)] * arms
 
     @property
-    def position(self) -> LogPosition:
+    def position(self) -> RowPosition:
         """The next row to look at."""
-        return LogPosition(self._row, tuple(self._taken))
+        return RowPosition(self._row, tuple(self._taken))
 
     def feed(self, chunk: LoggedRows) -> None:
         """The log's next rows."""
@@ -152,16 +152,16 @@ class RowsInOrder:
 class Queues:
     """`queue`: a line of waiting rows for each arm."""
 
-    def __init__(self, arms: int, begins: LogPosition) -> None:
+    def __init__(self, arms: int, begins: RowPosition) -> None:
         self._lines = [_Line(_SPOOL_BYTES // arms) for _ in range(arms)]
         self._taken = list(begins.taken)
         self._row = 0
         self._skip = list(begins.taken)
 
     @property
-    def position(self) -> LogPosition:
+    def position(self) -> RowPosition:
         """How many of each arm are used."""
-        return LogPosition(self._row, tuple(self._taken))
+        return RowPosition(self._row, tuple(self._taken))
 
     def feed(self, chunk: LoggedRows) -> None:
         """More rows for the lines."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from producers.replay.log import LoggedRows
-from producers.replay.match import LogPosition, Matcher, Taken
+from producers.replay.match import Matcher, RowPosition, Taken
 from producers.replay.noise import BatchNoise
 from stream_app.core.agents import agent_for
 from stream_app.core.experiment import Experiment
@@ -61,7 +61,7 @@ class Run:
                 time_s = float(taken.times[-1])
                 self.time_s = None if math.isnan(time_s) else time_s
 
-    def note(self, state: State, position: LogPosition) -> None:
+    def note(self, state: State, position: RowPosition) -> None:
         """The agent's state after a step."""
         before = self.state
         self.state = state

@@ -27,7 +27,7 @@ _VERSION = 1  # of the file's content; raised when an older version could not re
 class Step:
     """Batches that began together."""
 
-    begins: match.LogPosition
+    begins: match.RowPosition
     phase: int  # of the agent, before
     batches: dict[str, tuple[int, int]]  # id: arm, size
     # The last row used before, and its time: what a report says of the steps before.
@@ -113,7 +113,7 @@ def _raw_step(step: Step) -> dict[str, Any]:
 
 
 def _step(raw: dict[str, Any]) -> Step:
-    begins = match.LogPosition(raw["place"]["row"], tuple(raw["place"]["taken"]))
+    begins = match.RowPosition(raw["place"]["row"], tuple(raw["place"]["taken"]))
     batches = {name: (arm, size) for name, (arm, size) in raw["batches"].items()}
     return Step(begins, raw["phase"], batches, raw["row"], raw["time_s"])
 

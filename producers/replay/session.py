@@ -18,7 +18,7 @@ from producers.replay.compare import others
 from producers.replay.files import fingerprint
 from producers.replay.log import Floats, Skipped, TrafficLog
 from producers.replay.log_format import LogFormat
-from producers.replay.match import LogPosition, Matcher, Mode, RowsInOrder, make
+from producers.replay.match import Matcher, Mode, RowPosition, RowsInOrder, make
 from producers.replay.memory import Player, Run
 from producers.replay.noise import fresh_key
 from producers.replay.stream import Driver
@@ -173,7 +173,7 @@ def _matchers(log: TrafficLog, plan: ReplayPlan) -> Callable[..., Matcher]:
         if plan.min_propensity is not None:
             floors = np.maximum(floors, plan.min_propensity)
 
-    def making(begins: LogPosition | None = None) -> Matcher:
-        return make(plan.mode, arms, floors, plan.seed, begins or LogPosition(0, (0,) * arms))
+    def making(begins: RowPosition | None = None) -> Matcher:
+        return make(plan.mode, arms, floors, plan.seed, begins or RowPosition(0, (0,) * arms))
 
     return making

@@ -22,7 +22,8 @@ const MAX_EPSILON = 50;
 // Below Python's 1 + 1e-9 and above this module's rounding, so that it refuses nothing that Python
 // certifies, and still never states less than the true delta.
 const MARGIN = 1 + 5e-10;
-const MAX_STEPS = 1 << 24;
+// As core/accounting.py and core/discrete_laplace.py have them: what a check costs at most.
+const MAX_STEPS = 10000, MAX_TABLE_STEPS = 1 << 15, MAX_KINDS = 4, MAX_REFUSED = 16;
 const REPORT_BYTES = 136;
 const KEEP_MS = 7 * 24 * 3600 * 1000;
 const FRESH_MS = 30_000;
@@ -89,7 +90,7 @@ export function parse(raw) {
   ["batch_size", "sequence", "attribution_ms"].forEach((key) => integer(raw, key));
   const [epsilon, delta, share] = [raw.epsilon, raw.delta, raw.honest_fraction].map(exact);
   const size = raw.batch_size;
-  need(epsilon >= UNIT / 100000n, "terms: epsilon must be at least 0.00001");
+  need(epsilon >= UNIT / 100n, "terms: epsilon must be at least 0.01");
   need(delta > 0n && delta < UNIT, "terms: delta must be between 0 and 1");
   need(share > 0n && share <= UNIT, "terms: honest_fraction must be in (0, 1]");
   need(size >= 1 && size <= 1e9, "terms: batch_size must be from 1 to 1000000000");
@@ -102,15 +103,16 @@ export function parse(raw) {
   if (laplace) {
     const { clip, table_bits: bits } = given;
     need(raw.calibration === "exact", "terms are not in canonical form");
-    need(Number.isSafeInteger(clip) && clip >= 1 && clip <= 1 << 24, "terms: clip must be from 1 to 2**24");
     need(bits === 64 || bits === 128, "terms: table_bits must be 64 or 128");
+    need(Number.isSafeInteger(clip) && clip >= 1 && tableSteps(clip, bits, eps) <= MAX_TABLE_STEPS, "terms: clip must be at least 1, and is too large to compute");
     return { laplace, epsilon: raw.epsilon, eps, size, honest, clip, tableBits: bits, bits: 2 * clip + 1 };
   }
   integer(given, "trials");
   const trials = given.trials / size, text = given.success_numerator;
-  need(trials >= 1 && given.trials % size === 0 && trials <= 2 ** 32, "terms: trials must be a positive multiple of batch_size");
+  need(trials >= 1 && given.trials % size === 0 && given.trials <= 2 ** 44 && trials <= 2 ** 25, "terms: trials must be a positive multiple of batch_size");
   need(typeof text === "string" && WHOLE.test(text) && BigInt(text) > 0n && BigInt(text) < ONE, "terms: success_numerator must be in (0, 2**64)");
   need(given.success_bits === 64, "terms: success_bits must be 64");
+  need(trials <= 1 << 13 || BigInt(text) === ONE >> 1n, "terms: trials must be at most 8192 a user if they are not fair");
   return { laplace, epsilon: raw.epsilon, eps, size, honest, trials, numerator: BigInt(text), bits: 1 + trials };
 }
 
@@ -175,16 +177,24 @@ function logPmf(x, n, numerator) {
     + 0.5 * (Math.log(n) - Math.log(x) - Math.log(rest)) - LOG_SQRT_2PI;
 }
 
-/* Log of the sum of max(0, f(b) - e^eps f(b-1)), in positive terms, walked downward. */
-function logOneSided(n, numerator, eps) {
+/* e^-eps with so many binary places, as an exact fraction. */
+function shrink(epsilon, places) {
+  const stated = exact(epsilon), most = BigInt(MAX_EPSILON) * UNIT;
+  return expMinus(stated < most ? stated : most, places);
+}
+
+/* Log of the sum of max(0, f(b) - e^eps f(b-1)), walked downward from t = (n+1)q/(q + e^eps(1-q)),
+   in units of 2**-128: a term is f(b)(t-b)(q + e^eps(1-q))/((n-b+1)q), where nothing cancels. */
+function logOneSided(n, numerator, eps, p) {
   const q = Number(numerator) / 2 ** 64, r = Number(ONE - numerator) / 2 ** 64;
-  const growth = Math.exp(eps), rest = 1 + 1 / -Math.expm1(-eps);
-  const top = Math.min(n, Math.ceil((n + 1) * q / (q + growth * r)));
+  const slope = (q + Math.exp(eps) * r) / q, rest = 1 + 1 / -Math.expm1(-eps);
+  const part = numerator * p, t = (BigInt(n + 1) * part << 128n) / (part + (ONE - numerator << 320n)) + 1n;
+  const top = Math.min(n, Number(t >> 128n)), over = Number(t - (BigInt(top) << 128n)) / 2 ** 128;
   let total = 0, mass = 1;
   for (let b = top; b >= 0; b--) {
-    const rho = b * r / ((n - b + 1) * q);
-    total += mass * Math.max(0, 1 - growth * rho);
-    mass *= rho;
+    const above = n - b + 1;
+    total += mass * slope * (top - b + over) / above;
+    mass *= b * r / (above * q);
     if ((total > 0 && mass * rest <= 1e-22 * total) || top - b > MAX_STEPS) {
       total += mass * rest; // a bound of all that is left
       break;
@@ -193,9 +203,9 @@ function logOneSided(n, numerator, eps) {
   return total ? logPmf(top, n, numerator) + Math.log(total) : -Infinity;
 }
 
-function binomialDelta({ honest, trials, numerator, eps }) {
-  const n = honest * trials;
-  return Math.exp(Math.max(logOneSided(n, numerator, eps), logOneSided(n, ONE - numerator, eps)));
+function binomialDelta({ honest, trials, numerator, epsilon, eps }) {
+  const n = honest * trials, p = shrink(epsilon, 320);
+  return Math.exp(Math.max(logOneSided(n, numerator, eps, p), logOneSided(n, ONE - numerator, eps, p)));
 }
 
 /* 2(1 + e^eps) m P(X > c) for the clipping, m(2c+1) 2^-bits (1 + e^eps) for the table. */
@@ -231,17 +241,17 @@ function expMinus(x, bits) {
   return sum >> 64n;
 }
 
+const tableSteps = (clip, bits, eps) => clip + Math.ceil((bits + 48) * Math.log(2) / eps) + 2;
+
 /* 2**bits P(c + clip(X - Y, -c, c) <= j), j = 0..2c-1, right to the last bit: Miller's algorithm. */
 export function laplaceTable(honest, epsilon, clip, bits) {
   const places = bits + 192, h = BigInt(honest);
-  const capped = exact(epsilon) > 50n * UNIT ? 50n * UNIT : exact(epsilon);
-  const p = expMinus(capped, places);
+  const p = shrink(epsilon, places);
   const centre = (1n << BigInt(places)) + (p * p >> BigInt(places));
   const eps = Math.min(Number(epsilon), MAX_EPSILON);
-  const start = clip + Math.ceil((bits + 48) * Math.log(2) / eps) + 2;
   let above = 0n, here = 1n << BigInt(places), tail = 0n;
   const tails = [];
-  for (let d = start; d > 0; d--) {
+  for (let d = tableSteps(clip, bits, eps); d > 0; d--) {
     tail += here;
     if (d <= clip) tails.push(tail);
     const k = BigInt(d);
@@ -454,9 +464,13 @@ export class Bandit {
   /* Follow an assignment: every batch's terms are checked before a draw is made for it. */
   async take(offer) {
     need(offer?.version === 1 && offer.experiment === this.#experiment && Array.isArray(offer.open), "assignment: not one of this experiment");
-    const open = [], refused = [];
+    const open = [], refused = [], kinds = new Set();
     for (const { batch, terms } of offer.open) {
       try {
+        need(refused.length < MAX_REFUSED, `batch ${batch}: not read, ${MAX_REFUSED} of its assignment were refused`);
+        const { epsilon, size, clip, trials, numerator } = parse(terms);
+        kinds.add(`${[epsilon, size, clip, trials, numerator]}`);
+        need(kinds.size <= MAX_KINDS, `batch ${batch}: not certified, its assignment has more than ${MAX_KINDS} kinds of noise`);
         const noise = await check(batch, terms, this.#limits);
         need(terms.experiment === this.#experiment, `batch ${batch}: its terms are for another experiment`);
         need(terms.attribution_ms === this.#windowMs, `batch ${batch}: attribution_ms = ${terms.attribution_ms}, and this page is written for ${this.#windowMs}`);

@@ -109,6 +109,8 @@ def _paper_comparison(promise: Promise, found: Mechanism) -> str:
 def certify(file: BinaryIO, as_json: bool) -> None:
     """Recompute a certificate; exit code 1 if it does not hold.
 
+    What it certifies is a batch's sum, not its reports, whether shuffled or not.
+
     The certificate is what `shufflebandit calibrate --json` prints; `-` reads standard input.
     """
     stated = _read_certificate(file.read())
@@ -138,6 +140,7 @@ def certify(file: BinaryIO, as_json: bool) -> None:
         raise CheckFailed(f"the certificate does not hold: {'; '.join(problems)}")
     if not as_json:
         click.echo(f"holds: {wording.promise(promise, found.certified_delta)}")
+        click.echo(wording.ONE_REPORT)
 
 
 def _read_certificate(data: bytes) -> dict[str, Any]:

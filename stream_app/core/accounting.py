@@ -2,14 +2,15 @@
 
 Notation (MATH 1; the paper's appendix on private binary summation): B is the total noise of a
 batch, f its probability mass function. Neighbouring inputs shift the released integer by one, so
-the batch is (eps, delta)-shuffle-DP exactly when both hockey-stick divergences between B and B + 1
-are at most delta. This module knows distributions only: no batches, clients or agents.
+the sum is (eps, delta)-DP exactly when both hockey-stick divergences between B and B + 1 are at
+most delta. This module knows distributions only: no batches, clients or agents.
 
 A probability of success is an integer over 2**64, so that the number that is certified is the very
 number that the sampler compares its draws with.
 """
 
 import math
+from decimal import Decimal, localcontext
 from functools import lru_cache
 
 import numpy as np
@@ -25,8 +26,8 @@ HALF = ONE >> 1
 # e**eps would only overflow: the noise and its certificate are those of MAX_EPSILON.
 MAX_EPSILON = 50.0
 
-# Float rounding in this module stays below 1e-10 (checked against mpmath): a certificate is
-# multiplied by this margin so that it is an upper bound.
+# Rounding stays below 2e-10 for all parameters that terms may state (MATH 2, "Margin"): a
+# certificate is multiplied by this, so that it is an upper bound.
 _MARGIN = 1 + 1e-9
 # A delta that underflows is reported as this: still an upper bound, never zero.
 _SMALLEST = 1e-300
@@ -35,6 +36,12 @@ _NEGLIGIBLE = 1e-22
 # The Fourier transform's rounding, summed over all values; added, so that no figure is too small.
 _ROUNDING = 1e-10
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)  # of Stirling's formula
+# Terms of a delta that are walked, in each direction: at the least eps, 0.01, and the most trials,
+# 2**44, `one_sided_steps` is 8 900.
+MOST_STEPS = 10_000
+# Of the point where the terms of delta change their sign: below 2**44 and so right to 1e-46, where
+# floats would leave an error that all terms share.
+_THRESHOLD_DIGITS = 60
 
 
 def effective_epsilon(epsilon: float) -> float:
@@ -94,33 +101,66 @@ def log_binomial_pmf(x: int, trials: int, numerator: int) -> float:
     )
 
 
+@lru_cache(maxsize=1024)
+def _exact_growth(epsilon: float) -> Decimal:
+    """e^eps: remembered, since a calibration asks for one eps many times."""
+    with localcontext(prec=_THRESHOLD_DIGITS):
+        return Decimal(epsilon).exp()
+
+
+def _threshold(trials: int, numerator: int, epsilon: float) -> tuple[int, float]:
+    """t = (n+1)q/(q + e^eps(1-q)), up to which terms are positive: whole part, and the rest."""
+    with localcontext(prec=_THRESHOLD_DIGITS):
+        weight = numerator + _exact_growth(epsilon) * (ONE - numerator)
+        exact = (trials + 1) * numerator / weight
+        whole = min(trials, math.floor(exact))
+        return whole, float(exact - whole)
+
+
+def one_sided_steps(trials: int, numerator: int, epsilon: float) -> int:
+    """How many terms `_log_one_sided` walks at most: known before it begins (MATH 2)."""
+    top, rest = _threshold(trials, numerator, epsilon)
+    if top == 0:
+        return 1
+    t = top + rest
+    rest_factor = 1 + 1 / -math.expm1(-epsilon)
+    needed = math.log(3 * t * rest_factor / _NEGLIGIBLE) + epsilon
+    slower = epsilon - 1 / (2 * t)
+    steps = 2 * needed / (slower + math.sqrt(slower * slower + 2 * needed / t))
+    return min(top + 1, math.ceil(steps) + 1)
+
+
 def _log_one_sided(trials: int, numerator: int, epsilon: float) -> float:
     """Log of the sum over b of max(0, f(b) - e^eps f(b-1)), in positive terms only (MATH 2).
 
-    With rho_b = f(b-1)/f(b) = b(1-q)/((n-b+1)q), the terms f(b)(1 - e^eps rho_b) are positive for
-    b <= t. They are walked downward from t in blocks, relative to f(t), until what is left is
-    negligible; the geometric bound of the rest is added.
+    With rho_b = f(b-1)/f(b) = b(1-q)/((n-b+1)q) a term is f(b)(1 - e^eps rho_b), positive for b
+    below t. Its second factor is (t-b)(q + e^eps(1-q))/((n-b+1)q): a product, where the difference
+    of 1 and e^eps rho_b would lose the digits that all terms share. Terms are walked downward from
+    floor(t) in blocks, relative to the first mass, until what is left is negligible; the geometric
+    bound of the rest is added.
     """
     q = numerator / ONE
     r = (ONE - numerator) / ONE
-    growth = math.exp(epsilon)
-    top = min(trials, math.ceil((trials + 1) * q / (q + growth * r)))
+    slope = (q + math.exp(epsilon) * r) / q
+    top, rest = _threshold(trials, numerator, epsilon)
     rest_factor = 1 + 1 / -math.expm1(-epsilon)
+    last = top - one_sided_steps(trials, numerator, epsilon)
     total = 0.0
     mass = 1.0
     high = top
     block = 64
-    while high >= 0:
-        b = np.arange(high, max(high - block, -1), -1, dtype=np.float64)
-        rho = b * r / ((trials - b + 1) * q)
+    while high > last:
+        b = np.arange(high, max(high - block, last), -1, dtype=np.float64)
+        above = trials - b + 1
+        rho = b * r / (above * q)
         masses = mass * np.concatenate(([1.0], np.cumprod(rho[:-1])))
-        total += float(masses @ np.maximum(0.0, 1 - growth * rho))
+        total += slope * float(masses @ ((top - b + rest) / above))
         mass = float(masses[-1] * rho[-1])
         high -= len(b)
         if total > 0 and mass * rest_factor <= _NEGLIGIBLE * total:
-            total += mass * rest_factor
             break
         block = min(2 * block, 1 << 16)
+    total += mass * rest_factor
     if total == 0:
         return -math.inf
     return log_binomial_pmf(top, trials, numerator) + math.log(total)

@@ -23,6 +23,9 @@ from stream_app.errors import ConfigurationError
 # stay far below 2**53, up to which floats count exactly.
 MAX_TRIALS = 1 << 44
 
+# Each needs a draw of its own, where 64 fair bits share one; no calibration asks for more than 1.
+_MOST_BIASED_BITS = 1 << 13
+
 
 @dataclass(frozen=True, slots=True)
 class BinomialNoise(Noise):
@@ -86,6 +89,12 @@ class Binomial:
         trials, rest = divmod(total, promise.batch_size)
         require(trials >= 1 and rest == 0, "trials", total, "a positive multiple of batch_size")
         require(trials <= MAX_REPORT_BITS, "trials", total, f"at most {MAX_REPORT_BITS} a user")
+        require(
+            trials <= _MOST_BIASED_BITS or numerator == accounting.HALF,
+            "trials",
+            total,
+            f"at most {_MOST_BIASED_BITS} a user if they are not fair",
+        )
         require(total <= MAX_TRIALS, "trials", total, f"at most {MAX_TRIALS}")
         require(0 < numerator < accounting.ONE, "success_numerator", numerator, "in (0, 2**64)")
         stated = parameters["success_bits"]

@@ -167,7 +167,10 @@ class Experiment:
                 f"simulation.means: {len(self.simulation.means)} values for {len(self.arms)} arms; "
                 "give one mean per arm"
             )
-        self.privacy.for_batch(1_000)  # refuses bad privacy settings here, once
+        # Refuses bad privacy settings here, once: for a usual batch, and for the largest that the
+        # schedule could ask for, in which the least delta can be kept.
+        self.privacy.for_batch(1_000)
+        self.privacy.for_batch(self._largest_batch)
 
     def _check_arms(self) -> None:
         if not 2 <= len(self.arms) <= MAX_ARMS:
@@ -181,6 +184,10 @@ class Experiment:
             if arm in seen:
                 raise ConfigurationError(f"arms = {arm!r}: given twice; names must differ")
             seen.add(arm)
+
+    @property
+    def _largest_batch(self) -> int:
+        return min(self.horizon, MAX_BATCH_SIZE) if self.agent.horizon_known else MAX_BATCH_SIZE
 
     @property
     def attribution_ms(self) -> int:

@@ -14,14 +14,15 @@ from stream_app.errors import ConfigurationError
 
 # Calibrations were checked against 60-digit arithmetic up to here (MATH 2).
 MAX_BATCH_SIZE = 1_000_000_000
-# Here a calibration takes seconds (3 discrete Laplace, 16 binomial) and a sampling table has
-# 2.5 million entries: a device could not do with less.
-MIN_EPSILON = Decimal("0.00001")
+# Bounds what it costs to check terms that somebody else wrote: steps and table entries grow as
+# 1/eps (MATH 2, "What a check costs"). Below it the noise of a batch would hide hundreds of users.
+MIN_EPSILON = Decimal("0.01")
 MAX_EPSILON = Decimal(1_000_000)  # 50 and more give the same noise; this only bounds its spelling
 # Far below any promise that somebody makes, far above where floats end (1e-308).
 MIN_DELTA = Decimal("1E-60")
-# More noise bits than this in one report could not be drawn by a device.
-MAX_REPORT_BITS = 1 << 32
+# Noise bits of one report: half a million draws. The paper's constants ask for 2.7e7 at eps 0.01
+# and delta 1e-12 in a batch of two.
+MAX_REPORT_BITS = 1 << 25
 
 
 class Calibration(StrEnum):

@@ -24,6 +24,10 @@ from stream_app.errors import ConfigurationError, InvalidInput
 VERSION = 1
 # Up to here JSON's numbers are exact in every language.
 MAX_INTEGER = 2**53 - 1
+# Kinds of noise that are certified for one assignment: its batches have one size, and so one kind.
+MOST_CERTIFICATES = 4
+# Terms of one assignment that are refused before the rest is not read: an honest agent has none.
+MOST_REFUSED = 16
 # One spelling for each number: no sign, exponent or trailing zero; enough digits for MIN_DELTA.
 _DECIMAL = re.compile(r"(0|[1-9][0-9]{0,30})(\.[0-9]{0,60}[1-9])?")
 # Exactly these: a key that somebody does not know could weaken the promise.
@@ -168,11 +172,59 @@ def _mechanism(
     return rebuild(name, calibration, promise, dict(parameters))
 
 
+class Checks:
+    """The checks of the terms that one assignment lists: bounded work, whatever stands there.
+
+    Client and shuffle stage check on the loop that keeps them in their group, and whoever writes
+    assignments is not trusted. A single check is bounded by what `rebuild` admits.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._certified: set[Mechanism] = set()
+        self._refused = 0
+
+    def check(self, stated_id: str, raw: object) -> Terms:
+        """The terms, if all holds. Raises InvalidInput if any part fails, or costs too much."""
+        name = f"batch {stated_id[:80]}"
+        if self._refused >= MOST_REFUSED:
+            raise InvalidInput(f"{name}: not read, {MOST_REFUSED} of its assignment were refused")
+        try:
+            terms = parse(raw)
+            if (hashed := terms.batch_id) != stated_id:
+                raise InvalidInput(f"{name}: its terms hash to {hashed}")
+            _within(name, terms, self._limits)
+            self._certify(name, terms.mechanism)
+        except InvalidInput:
+            self._refused += 1
+            raise
+        return terms
+
+    def _certify(self, name: str, mechanism: Mechanism) -> None:
+        """Whether the noise keeps the promise. Raises InvalidInput."""
+        if mechanism not in self._certified and len(self._certified) >= MOST_CERTIFICATES:
+            raise InvalidInput(
+                f"{name}: not certified, its assignment has more than {MOST_CERTIFICATES} kinds of "
+                "noise"
+            )
+        self._certified.add(mechanism)
+        try:
+            certified = mechanism.certified_delta
+        except (ArithmeticError, ValueError) as error:
+            raise InvalidInput(f"{name}: cannot be certified: {error}") from None
+        if certified > mechanism.promise.delta:
+            raise InvalidInput(
+                f"{name}: its noise gives delta = {certified:.3g}, "
+                f"more than the stated {plain(mechanism.promise.delta)}"
+            )
+
+
 def check(stated_id: str, raw: object, limits: Limits) -> Terms:
     """The check that client and shuffle stage both make. Raises InvalidInput if any part fails."""
-    terms = parse(raw)
-    if (hashed := terms.batch_id) != stated_id:
-        raise InvalidInput(f"batch {stated_id[:80]}: its terms hash to {hashed}")
+    return Checks(limits).check(stated_id, raw)
+
+
+def _within(name: str, terms: Terms, limits: Limits) -> None:
     promise = terms.mechanism.promise
     for setting, value, most in (
         ("epsilon", promise.epsilon, limits.max_epsilon),
@@ -183,19 +235,9 @@ def check(stated_id: str, raw: object, limits: Limits) -> Terms:
     ):
         if value > most:
             raise InvalidInput(
-                f"batch {stated_id[:80]}: {setting} = {value} is above the limit of {most} "
+                f"{name}: {setting} = {value} is above the limit of {most} "
                 f"(setting limits.max_{setting})"
             )
-    try:
-        certified = terms.mechanism.certified_delta
-    except (ArithmeticError, ValueError) as error:
-        raise InvalidInput(f"batch {stated_id[:80]}: cannot be certified: {error}") from None
-    if certified > promise.delta:
-        raise InvalidInput(
-            f"batch {stated_id[:80]}: its noise gives delta = {certified:.3g}, "
-            f"more than the stated {plain(promise.delta)}"
-        )
-    return terms
 
 
 def _encodable(value: str) -> bool:

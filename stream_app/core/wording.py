@@ -8,13 +8,16 @@ certificate, what becomes of reports) is its own affair, as long as it promises 
 from decimal import Decimal
 from typing import Final
 
-from stream_app.core.experiment import AgentSettings, Guarantee, Privacy
+from stream_app.core.experiment import AgentSettings, Comparison, Guarantee, Privacy
 from stream_app.core.promise import Promise, plain
 
 # Those who must be trusted, wherever a surface names them (deploy/SECURITY.md says with what).
 TRUSTED: Final = "gateway, Kafka, shuffle stage, auditor"
 # Said wherever there is room: the shuffle model is not the local one.
-ONE_REPORT: Final = "One report alone hides little: only the sum over its batch does."
+ONE_REPORT: Final = (
+    "One report alone hides little, and a batch of them in random order is not private either: it "
+    "is their sum that is."
+)
 
 
 def promise(to_each: Privacy | Promise, certified_delta: float | None = None) -> str:
@@ -37,9 +40,17 @@ def guarantee(agent: AgentSettings, horizon: int) -> str:
     if not agent.horizon_known:
         users += " (the current guess of an unknown horizon)"
     if agent.guarantee is Guarantee.EXPECTED:
+        named = f"guarantee = {Guarantee.HIGH_PROBABILITY}"
+        if agent.test is Comparison.KL_UCB:  # it drops no arm, so no guarantee of it names one
+            named = "preset = optimal with " + named
         return (
             f"the expected regret is bounded up to {users}; nothing is promised of the winner's "
-            f"name (where the name matters, use guarantee = {Guarantee.HIGH_PROBABILITY})"
+            f"name (where the name matters, use {named})"
+        )
+    if agent.test is Comparison.KL_UCB:
+        return (
+            "no arm is ever dropped; the best arm is underestimated with a probability of 1/T at "
+            f"most, {users}; nothing is promised of the winner's name"
         )
     return f"the best arm is dropped with a probability of about 1/T at most, {users}"
 

@@ -1,9 +1,9 @@
 """Holds reports of several senders together and sends them to Kafka in random order.
 
 A hold leaves when enough requests are in it, or when its time has come; all of it shares one
-acknowledgement, so a request is never half sent. What waits is bounded: when Kafka is slow or away,
-senders are told to come again (they send the same bytes, and the shuffle stage counts a report
-once). A record's time is that of its hold, the same for all in it.
+acknowledgement, so a request is never half sent. What waits is bounded: when Kafka is slow or
+unreachable, senders are told to come again (they send the same bytes, and the shuffle stage counts
+a report once). A record's time is that of its hold, the same for all in it.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class Mixer:
     def put(self, partition: int, key: bytes, values: Sequence[bytes]) -> asyncio.Future[None]:
         """Take a request's reports; the future ends once Kafka has them, or with Unavailable.
 
-        Raises Unavailable while Kafka is away, and Full.
+        Raises Unavailable while Kafka is unreachable, and Full.
         """
         if not self.connected:
             raise Unavailable("Kafka is away")

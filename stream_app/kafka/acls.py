@@ -22,7 +22,7 @@ from stream_app.errors import ConfigurationError, Unavailable
 from stream_app.kafka.connection import admin
 from stream_app.settings import KafkaSettings, Settings
 
-EVERYBODY = "User:*"
+EVERYBODY = "User:*"  # Kafka's own name for it
 _ANY = 1  # of resource types, pattern types and operations
 _ALLOW = 3  # of permission types
 
@@ -117,7 +117,7 @@ def roles() -> list[str]:
 
 def rights(settings: Settings, role: str) -> list[Right]:
     """What a role may do in this deployment."""
-    places = {
+    names = {
         "prefix": settings.kafka.topic_prefix,
         "shuffle": settings.shuffle.group,
         "agent": settings.agent.group,
@@ -126,7 +126,7 @@ def rights(settings: Settings, role: str) -> list[Right]:
     found = []
     for kind, entries in _table()[role].items():
         for template, operations in entries.items():
-            name = template.format_map(places)
+            name = template.format_map(names)
             pattern = Pattern.PREFIXED if template.endswith("*") else Pattern.LITERAL
             for operation in operations:
                 plain = name.removesuffix("*")
@@ -177,7 +177,7 @@ def command_lines(bootstrap: str, wanted: Iterable[Rule]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AclChanges:
     """What `apply` did."""
 
     granted: list[Rule]
@@ -186,7 +186,7 @@ class Outcome:
     others: list[Rule]  # what the principals, or everybody, may do on our resources beside it
 
 
-async def apply(given: Settings, wanted: list[Rule], *, remove_others: bool) -> Outcome:
+async def apply(given: Settings, wanted: list[Rule], *, remove_others: bool) -> AclChanges:
     """Grant what is missing, as a user who may change rules. Raises Unavailable."""
     settings = given.kafka
     named = {rule.principal for rule in wanted}
@@ -207,7 +207,7 @@ async def apply(given: Settings, wanted: list[Rule], *, remove_others: bool) -> 
             deleted = await _send(client, DeleteAclsRequest(*_fields(rule)))
             _check(settings, (code for code, *_ in deleted.filter_responses))
         await _until_seen(client, settings, granted, removed)
-    return Outcome(
+    return AclChanges(
         granted,
         [rule for rule in wanted if rule in before],
         removed,
@@ -243,8 +243,8 @@ async def _existing(client: AIOKafkaAdminClient, settings: KafkaSettings) -> set
 
 def _fields(rule: Rule) -> tuple[int, str, int, str, str, int, int]:
     right = rule.right
-    place = (int(right.resource), right.name, int(right.pattern))
-    return (*place, rule.principal, rule.host, int(right.operation), _ALLOW)
+    on = (int(right.resource), right.name, int(right.pattern))
+    return (*on, rule.principal, rule.host, int(right.operation), _ALLOW)
 
 
 async def _send(client: AIOKafkaAdminClient, request: Any) -> Any:

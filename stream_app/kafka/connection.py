@@ -28,6 +28,7 @@ from stream_app.kafka.log_capture import STARTUP_LOG
 from stream_app.kafka.record_batches import BATCH_BYTES
 from stream_app.settings import KafkaSettings, SecurityProtocol
 
+# Protocols with a certificate, and protocols with a user name.
 _TLS = (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL)
 _SASL = (SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL)
 

@@ -13,11 +13,14 @@ from stream_app.kafka.clients import Writer
 from stream_app.kafka.connection import admin
 from stream_app.settings import KafkaSettings
 
+# One worker does with one; more let more share the work, and adding some later is refused.
 DEFAULT_PARTITIONS = 8
+# What an outsider may read: the definitions, the decisions, and the noisy sums they follow from.
 PUBLIC = ("experiments", "assignments", "sums")
 # The broker unpacks what clients compress: no codec of theirs can stop a reader, and no length of
 # a packed report tells what is in it.
 _PLAIN = {"compression.type": "uncompressed"}
+# Of these topics only each key's newest record is ever needed.
 _COMPACT = {**_PLAIN, "cleanup.policy": "compact"}
 _HOUR_MS = str(3600 * 1000)
 _WEEK_MS = 7 * 24 * 3600 * 1000
@@ -73,7 +76,7 @@ async def create_topics(
     """
     async with admin(settings) as client:
         existing = await _partition_counts(client, settings, TOPICS)
-        _same_count(existing)
+        _require_same_count(existing)
         present = next(iter(existing.values()), None)
         wanted = partitions or present or DEFAULT_PARTITIONS
         if present is not None and wanted != present:
@@ -125,7 +128,7 @@ async def partition_count(settings: KafkaSettings, names: Iterable[str] = SEEN) 
             f"topics {', '.join(missing)}: missing on {settings.bootstrap}, or no right to see "
             "them; create them with: shufflebandit topics create"
         )
-    _same_count(existing)
+    _require_same_count(existing)
     return next(iter(existing.values()))
 
 
@@ -149,7 +152,7 @@ async def _partition_counts(
     }
 
 
-def _same_count(counts: dict[str, int]) -> None:
+def _require_same_count(counts: dict[str, int]) -> None:
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise ConfigurationError(

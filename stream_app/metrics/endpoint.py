@@ -15,8 +15,9 @@ from stream_app.metrics.http_guard import refusal
 from stream_app.metrics.instruments import Metrics
 from stream_app.settings import MetricsSettings
 
+# The text format that every Prometheus reads.
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
-_STOP_S = 0.5
+_STOP_S = 0.5  # a scrape that is under way at a stop may end; a worker stops within 5 s
 
 # What is not ready, in words; empty if all is.
 Unready = Callable[[], list[str]]

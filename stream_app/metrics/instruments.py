@@ -30,6 +30,7 @@ from stream_app.core.window import Refusal
 # `_created` would be one more series for each counter, and tells nothing here.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
+# Labels: what became of a report, or of terms and assignments.
 ACCEPTED = "accepted"
 REFUSED = "refused"
 # What the service itself takes; then how long users need to fill a batch: up to a week.
@@ -253,7 +254,9 @@ class _Shuffle:
             )
         )
         self._checkpoint = Histogram(
-            "shufflebandit_checkpoint_bytes", "Sizes of the checkpoints written to `windows`.",
+            "shufflebandit_checkpoint_bytes",
+            "Sizes of the checkpoints written to `windows`; they depend on how many reports they "
+            "hold, not on what these say.",
             buckets=_BYTES, registry=registry,
         )  # fmt: skip
         deletions = Counter(

@@ -13,6 +13,7 @@ from stream_app import kafka
 from stream_app.kafka.reading import read_partition
 from stream_app.settings import KafkaSettings
 
+# One answer: what a browser shows without trouble, and what it waits for before it gives up.
 MAX_LINES = 10_000
 _MAX_S = 20.0
 

@@ -57,7 +57,7 @@ class ControlTail:
                 for source, records in chunks.items():
                     partition = self._partitions.open.get(source.partition)
                     if partition is not None:
-                        _take(partition, records)
+                        await _take(partition, records)
                         begin(partition)
 
     def _follow(self) -> None:
@@ -78,12 +78,17 @@ class ControlTail:
         start = partition.control_position
         async with asyncio.timeout(TRANSACTION_TIMEOUT_S):
             async for records in read_to_end(self._refresher, source, start, compacted=True):
-                _take(partition, records)
+                await _take(partition, records)
 
 
-def _take(partition: OpenPartition, records: Sequence[Record]) -> None:
-    """Tell the state what it has not been told yet."""
-    fresh = [record for record in records if record.offset >= partition.control_position]
-    if fresh:
-        partition.state.control(fresh)
-        partition.control_position = fresh[-1].offset + 1
+async def _take(partition: OpenPartition, records: Sequence[Record]) -> None:
+    """Tell the state what it has not been told yet, one by one.
+
+    A record may take milliseconds to check, and whoever writes it is not trusted: heartbeats have
+    their turn after each, so that the worker stays in its group.
+    """
+    for record in records:
+        if record.offset >= partition.control_position:
+            partition.state.control([record])
+            partition.control_position = record.offset + 1
+            await asyncio.sleep(0)

@@ -8,14 +8,14 @@ from stream_app.settings import KafkaSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RecordSource:
     """What a stage consumes, and the name of those who share it."""
 
     topic: str
     group: str
 
     @classmethod
-    def of(cls, settings: KafkaSettings, stage: Stage) -> "Source":
+    def of(cls, settings: KafkaSettings, stage: Stage) -> "RecordSource":
         """The group's name has the topics' prefix: two deployments do not meet, or fence."""
         return cls(topic(settings, stage.input), f"{settings.topic_prefix}.{stage.group}")
 

@@ -11,7 +11,7 @@ from stream_app.kafka import GroupReader, TransactionalWriter, stop
 from stream_app.kafka.connection import make_transactional_writer
 from stream_app.metrics.instruments import StageMetrics
 from stream_app.runtime.deletion import Deletion
-from stream_app.runtime.open_partition import OpenPartition, Source
+from stream_app.runtime.open_partition import OpenPartition, RecordSource
 from stream_app.runtime.stage import Log, Readers, Stage
 from stream_app.runtime.transactions import Transactions
 from stream_app.settings import KafkaSettings
@@ -38,7 +38,7 @@ class Partitions:
     ) -> None:
         self._settings = settings
         self._stage = stage
-        self._source = Source.of(settings, stage)
+        self._source = RecordSource.of(settings, stage)
         self._reader = reader
         self._readers = readers
         self._transactions = transactions

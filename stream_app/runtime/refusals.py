@@ -2,7 +2,8 @@
 
 import logging
 
-_MOST = 1_000  # different ones that are named
+# Different ones that are named: more than an operator reads, few enough for any disk.
+_MOST = 1_000
 
 
 class Refusals:

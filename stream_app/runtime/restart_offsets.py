@@ -14,7 +14,7 @@ from stream_app.kafka import GroupReader, TopicPartition
 from stream_app.kafka.errors import NOT_COMMITTED
 from stream_app.metrics.instruments import StageMetrics
 from stream_app.runtime.deletion import Deletion
-from stream_app.runtime.open_partition import Source
+from stream_app.runtime.open_partition import RecordSource
 from stream_app.runtime.partitions import Partitions
 from stream_app.runtime.stage import Stage
 from stream_app.runtime.transactions import TRANSACTION_TIMEOUT_S, Transactions
@@ -40,7 +40,7 @@ class RestartOffsets:
         deletion: Deletion | None,
     ) -> None:
         self._name = stage.name
-        self._source = Source.of(settings, stage)
+        self._source = RecordSource.of(settings, stage)
         self._reader = reader
         self._partitions = partitions
         self._transactions = transactions

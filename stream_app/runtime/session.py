@@ -53,7 +53,7 @@ from stream_app.metrics.instruments import StageMetrics
 from stream_app.runtime.control_tail import ControlTail
 from stream_app.runtime.deletion import Deletion
 from stream_app.runtime.kafka_health import KafkaHealth
-from stream_app.runtime.open_partition import OpenPartition, Source
+from stream_app.runtime.open_partition import OpenPartition, RecordSource
 from stream_app.runtime.partitions import Partitions
 from stream_app.runtime.restart_offsets import RestartOffsets
 from stream_app.runtime.stage import Readers, Record, Stage
@@ -70,7 +70,7 @@ class Session:
     """One life of a stage's clients; discarded whole on any error. Needs a running event loop."""
 
     def __init__(self, settings: KafkaSettings, stage: Stage, metrics: StageMetrics) -> None:
-        self._source = Source.of(settings, stage)
+        self._source = RecordSource.of(settings, stage)
         self.lock = asyncio.Lock()  # held while what the states know is not in the log yet
         self.health = KafkaHealth(stage.name)
         self._input = make_group_reader(

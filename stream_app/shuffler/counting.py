@@ -22,7 +22,7 @@ Windows = dict[bytes | None, Window]
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedChunk:
     """What became of a chunk of reports."""
 
     full: list[Window]  # in the order in which they became full
@@ -39,7 +39,7 @@ class Counting:
         self.accepted = 0
         self.refused: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
 
-    def count(self, chunk: Chunk, *, refreshed: bool) -> Counted:
+    def count(self, chunk: Chunk, *, refreshed: bool) -> CountedChunk:
         """Count reports into their windows; stops at a batch that may be newer than what it knows.
 
         With `refreshed` the assignments were just read to their end: what is still unknown is
@@ -57,13 +57,13 @@ class Counting:
             known = min(unknown)
             rest = chunk.part(known, len(chunk))
             if not known:
-                return Counted([], None, rest)
+                return CountedChunk([], None, rest)
             before = self.count(chunk.part(0, known), refreshed=True)
-            return Counted(before.full, before.position, rest)
+            return CountedChunk(before.full, before.position, rest)
         for _, why, count in homeless:
             self.refused[why] += count
         full = self._fill_all(chunk, reports)
-        return Counted(full, chunk.position(-1)[0] + 1, None)
+        return CountedChunk(full, chunk.position(-1)[0] + 1, None)
 
     def _fill_all(self, chunk: Chunk, reports: Sorted) -> list[Window]:
         """Count what has a window; the windows that are full now."""

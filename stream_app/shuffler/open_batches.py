@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stream_app.core.batch_id import sequence_of
-from stream_app.core.terms import Limits, Terms, check
+from stream_app.core.terms import Checks, Limits, Terms
 from stream_app.errors import InvalidInput
 from stream_app.runtime.refusals import Refusals
 from stream_app.shuffler.released import ReleasedBatches
@@ -106,12 +106,13 @@ class OpenBatches:
             return None
         before = set(self._known[key].listed.values()) if key in self._known else set()
         listed: dict[str, Terms | None] = {}
+        checks = Checks(self._limits)
         for batch_id, raw in offer.open:
             if batch_id in before:
                 listed[batch_id] = None
                 continue
             try:
-                terms = check(batch_id, raw, self._limits)
+                terms = checks.check(batch_id, raw)
                 if terms.experiment.encode() != key:
                     raise InvalidInput(f"batch {batch_id[:80]}: its terms are another experiment's")
             except InvalidInput as error:

@@ -25,6 +25,7 @@ A warning for whoever edits: an output that is appended after `take` belongs to 
 transaction. Whatever must be atomic (a sum and its window's tombstones) is appended together.
 """
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -178,6 +179,7 @@ class ShufflePartition:
         self._batches.note((*released.through.items(), *released.beyond))
         for key, value in (await newest(log, "assignments")).items():
             self._assign(key, value, released=released)
+            await asyncio.sleep(0)  # heartbeats go on, whatever the agent wrote
         self._outputs += self._checkpoints.restore(saved, self._batches, self._refusals)
         start = restart_offset or 0
         self._checkpoints.start(start)

@@ -7,9 +7,13 @@ from collections.abc import Iterable, Mapping
 
 import orjson
 
+from stream_app.core.terms import MAX_INTEGER
 from stream_app.core.window import Delta
 from stream_app.errors import InvalidInput
 from stream_app.wire.envelope import VERSION, integer, json_object, parse_position
+
+# Of the largest total that is read again: every total takes so much room, whatever it is.
+_TOTAL_DIGITS = len(str(MAX_INTEGER))
 
 
 def delta_key(experiment: bytes, batch_id: str, number: int) -> bytes:
@@ -18,8 +22,12 @@ def delta_key(experiment: bytes, batch_id: str, number: int) -> bytes:
 
 
 def encode_delta(delta: Delta) -> bytes:
-    """A checkpoint's record."""
-    return orjson.dumps(
+    """A checkpoint's record, with spaces behind it where its total has few digits.
+
+    Sizes are seen by those who may not know what the reports say (metrics, brokers' counts): this
+    one follows from the number of ids and from numbers that become public with the sum.
+    """
+    body = orjson.dumps(
         {
             "version": VERSION,
             "batch": delta.batch_id,
@@ -30,18 +38,29 @@ def encode_delta(delta: Delta) -> bytes:
             "reached": delta.reached,
         }
     )
+    return body + b" " * (_TOTAL_DIGITS - len(str(delta.total)))
 
 
 def decode_delta(value: bytes | None) -> Delta:
-    """A checkpoint's record. Raises InvalidInput."""
+    """A checkpoint's record. Raises InvalidInput, always in the same words.
+
+    What is wrong, and at which character, would depend on the total: it goes into the log.
+    """
+    try:
+        return _parse_delta(value)
+    except InvalidInput:
+        raise InvalidInput(f"not a checkpoint of version {VERSION}") from None
+
+
+def _parse_delta(value: bytes | None) -> Delta:
     raw = json_object(value, "batch", "number", "ids", "total", "first", "reached")
     try:
         ids = base64.b64decode(raw["ids"], validate=True)
         batch_id = str(raw["batch"])
     except (ValueError, TypeError) as error:
-        raise InvalidInput(f"window: {error}") from None
+        raise InvalidInput(str(error)) from None
     if len(ids) % 16:
-        raise InvalidInput("window: ids must be 16 bytes each")
+        raise InvalidInput("ids must be 16 bytes each")
     return Delta(
         batch_id,
         integer(raw, "number"),

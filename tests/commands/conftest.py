@@ -4,13 +4,15 @@ import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from stream_app import cli
+from stream_app.definitions import load_experiment
 from stream_app.local.broker import LocalBroker
 from stream_app.settings import KafkaSettings
-from tests.support.transcripts import fresh_settings, make_topics
+from tests.support.transcripts import fresh_settings, make_topics, spring
 
 
 @dataclass(frozen=True)
@@ -51,3 +53,24 @@ def settings(broker: LocalBroker) -> KafkaSettings:
     made = fresh_settings(broker)
     asyncio.run(make_topics(made))
     return made
+
+
+FILE = """
+name = "spring"
+arms = ["arm-0", "arm-1"]
+horizon = 400
+[privacy]
+epsilon = "0.5"
+delta = "0.000001"
+honest_fraction = 1
+[agent]
+batch_size = 20
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "spring.toml"
+    path.write_text(FILE)
+    assert spring() == load_experiment(path)
+    return path

@@ -63,7 +63,7 @@ def test_paper_constants_fail_at_large_epsilon() -> None:
 def test_too_many_noise_bits() -> None:
     """A report that no device could draw is refused with the remedy."""
     with pytest.raises(ConfigurationError, match=r"batch_size = 2: .*use larger batches or disc"):
-        calibrate(promise(2, "0.00001"), BINOMIAL, PAPER)
+        calibrate(promise(2, "0.01", "1E-50"), BINOMIAL, PAPER)
 
 
 @pytest.mark.parametrize("theta", [-2.0, -0.3, 0.0, 0.2, 1.7])

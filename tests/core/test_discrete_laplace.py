@@ -11,6 +11,7 @@ import pytest
 
 from stream_app.core.discrete_laplace import DiscreteLaplace, LaplaceNoise, laplace_table
 from stream_app.core.mechanisms import calibrate
+from stream_app.core.promise import Promise
 from stream_app.errors import ConfigurationError
 from tests.core.build import convolution_power, hockey_stick, share_pmf
 from tests.core.noises import LAPLACE, PAPER, promise, words
@@ -123,3 +124,15 @@ def test_table_sampler_inverts_the_table(bits: int) -> None:
     sampler = mechanism.sampler(words(*itertools.chain(*split)))
 
     assert [sampler.encode(0) for _ in draws] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+
+
+@pytest.mark.parametrize(("size", "kept", "lost"), [(10**3, 30, 34), (10**9, 24, 28)])
+def test_a_delta_that_no_table_keeps_is_refused(size: int, kept: int, lost: int) -> None:
+    """The rounding of a 128-bit table has its price: what cannot be certified is not calibrated."""
+    for exponent in range(4, kept + 1, 2):
+        wanted = Promise(Decimal("0.5"), Decimal(1).scaleb(-exponent), size)
+
+        assert calibrate(wanted).certified_delta <= wanted.delta
+    for exponent in range(lost, 60, 2):
+        with pytest.raises(ConfigurationError, match=r"delta = 0\.000.*use a larger delta"):
+            calibrate(Promise(Decimal("0.5"), Decimal(1).scaleb(-exponent), size))

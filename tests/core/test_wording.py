@@ -17,6 +17,10 @@ EXPECTED = (
     "the expected regret is bounded up to T = 2,000 users; nothing is promised of the winner's "
     "name (where the name matters, use guarantee = high-probability)"
 )
+KL_UCB = (
+    "no arm is ever dropped; the best arm is underestimated with a probability of 1/T at most, "
+    "T = 2,000 users; nothing is promised of the winner's name"
+)
 HIGH_PROBABILITY = (
     "the best arm is dropped with a probability of about 1/T at most, T = 2,000 users"
 )
@@ -35,7 +39,8 @@ def test_promise() -> None:
     ("preset", "changes", "sentence"),
     [
         ("optimal", {}, EXPECTED),
-        ("kl-ucb", {}, EXPECTED),
+        ("kl-ucb", {}, EXPECTED.replace("use g", "use preset = optimal with g")),
+        ("kl-ucb", {"guarantee": "high-probability"}, KL_UCB),
         ("optimal", {"guarantee": "high-probability"}, HIGH_PROBABILITY),
         ("vb-sdp-ae", {}, HIGH_PROBABILITY),
     ],

@@ -55,6 +55,27 @@ def test_the_summary_has_the_same_figures() -> None:
     assert f"up to {moved[0]} rewards each there (binomial) or {moved[1]} (discrete" in PAGE
 
 
+def test_shuffled_reports_alone_are_not_private() -> None:
+    """The page's figure; and a simulation of 4000 batches agrees.
+
+    A test that guesses a user's reward from the count alone is right more often than (0.5, 0.35)
+    allows. The standard error of its advantage is below 0.012: 10 of them to the bound.
+    """
+    bound = threats.delta_of_shuffled_reports(laplace())
+    rng = np.random.default_rng(17)
+    share = laplace().share_masses
+    middle = laplace().clip
+    counts = rng.binomial(threats.USERS - 1, share[middle + 1], (2, 4000))
+    own = rng.random((2, 4000))
+    unrewarded = (counts[0] + (own[0] < share[middle + 1]) == 0).mean()
+    rewarded = (counts[1] + (own[1] < share[middle]) == 0).mean()
+
+    assert f"delta is at least {math.floor(1000 * bound) / 1000}:" in PAGE
+    assert f"it is at least {math.floor(1000 * binomial().success) / 1000}, since" in PAGE
+    assert bound > 0.35
+    assert unrewarded - math.exp(0.5) * rewarded == pytest.approx(bound, abs=0.05)
+
+
 @pytest.mark.parametrize("honest", [800, 500, 200])
 def test_laplace_by_its_closed_form(honest: int) -> None:
     """Below the honest fraction the loss is ln f(0)/f(1) of two negative binomials' difference."""

@@ -218,7 +218,7 @@ def test_values_within_values() -> None:
 
 @pytest.mark.parametrize("good", [written(128, 5), appended(128, times=128, keys=2)])
 def test_each_byte_of_a_batch(good: bytes) -> None:
-    """Another byte at any place, under a right checksum: nothing is read otherwise than alone.
+    """Another byte anywhere, under a right checksum: nothing is read otherwise than alone.
 
     Where aiokafka fails as a whole, so does this.
     """

@@ -1,7 +1,13 @@
 """Restart offset and checkpoints: what a restart reads again is bounded, and nothing is lost."""
 
+import random
+from collections.abc import Sequence
+
+import orjson
 import pytest
 
+from stream_app.metrics.instruments import Metrics
+from stream_app.runtime.stage import Output
 from tests.support.partition_log import (
     Kafka,
     Worker,
@@ -173,3 +179,67 @@ def test_retention_does_not_touch_what_is_needed() -> None:
         worker = Worker(kafka, max_reread=2).recovered()
 
     assert audit(kafka)[batch.batch_id]["total"] == 10
+
+
+def seen_outside(ones: Sequence[int]) -> tuple[list[tuple[str, bytes, int]], str, bytes]:
+    """What those see of an open window who may not see its reports.
+
+    Records' keys and sizes, the restart offset, the metrics; not those of the process itself.
+    """
+    kafka = Kafka()
+    batch = terms(size=len(ones) + 1)
+    offer(kafka, batch)
+    for number, each in enumerate(ones):
+        report(kafka, batch, number, ones=each)
+    metrics = Metrics()
+    stage = metrics.stage("shuffle")
+    worker = Worker(kafka, max_reread=1)
+    stage.opened(0, worker.state)
+    outputs: list[Output] = worker.run()
+    for output in outputs:
+        stage.wrote(output.times, output.topic, len(output.value or b""), 0)
+    sizes = [(output.topic, output.key, len(output.value or b"")) for output in outputs]
+    exposed = [line for line in metrics.expose().splitlines() if not line.startswith(b"process_")]
+    return sizes, str(kafka.restart_offset), b"\n".join(exposed)
+
+
+def test_no_size_and_no_metric_tells_a_click() -> None:
+    """400 pairs of windows that differ in one user's click look the same from outside.
+
+    The pairs are those where a click matters most to a decimal number: the total is one below a
+    power of ten, or anything.
+    """
+    choose = random.Random(20)
+    for pair in range(400):
+        size = choose.randint(4, 40)
+        most = terms(size=size + 1).mechanism.max_ones
+        ones = [choose.randrange(most) for _ in range(size)]
+        if pair % 2:
+            ones = [*choose.choice([(9, 0, 0), (33, 33, 33)]), *[0] * size]
+        clicked = [*ones[:-1], ones[-1] + 1]
+
+        assert seen_outside(ones) == seen_outside(clicked)
+
+
+@pytest.mark.parametrize("damage", [b"[", b"1", b'"', b" "])
+def test_a_damaged_checkpoint_is_named_without_its_content(
+    damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says the same whatever was counted, and wherever the record is broken."""
+    lines = []
+    for ones in (9, 10):
+        caplog.clear()
+        kafka = Kafka()
+        batch = terms(size=3)
+        offer(kafka, batch)
+        report(kafka, batch, 0, ones=ones)
+        report(kafka, batch, 1, ones=0)
+        Worker(kafka, max_reread=1).run()
+        [saved] = kafka.records("windows")
+        assert saved.value is not None
+        assert ones == orjson.loads(saved.value)["total"]
+        kafka.append("windows", saved.key, saved.value.rstrip() + damage + b"}")
+        Worker(kafka, max_reread=1).run()
+        lines.append([record.getMessage() for record in caplog.records])
+
+    assert lines[0] == lines[1]

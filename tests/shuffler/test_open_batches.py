@@ -10,7 +10,7 @@ import pytest
 
 from stream_app.core.mechanisms import MechanismName, calibrate
 from stream_app.core.promise import Calibration
-from stream_app.core.terms import Limits, batch_id
+from stream_app.core.terms import MOST_CERTIFICATES, Limits, batch_id
 from tests.support.partition_log import (
     Kafka,
     Worker,
@@ -293,3 +293,13 @@ def test_nothing_of_open_windows_is_logged(caplog: pytest.LogCaptureFixture) -> 
         Worker(kafka).recovered().run()
 
     assert caplog.records == []
+
+
+def test_an_assignment_of_a_thousand_kinds_is_cheap() -> None:
+    """An agent that lists a thousand different promises gets four windows, and no more work."""
+    kafka = Kafka()
+    offer(kafka, *(terms(number, size=number + 1) for number in range(1, 1001)))
+    worker = Worker(kafka)
+
+    assert worker.state.levels()["windows"] == MOST_CERTIFICATES
+    assert worker.state.counts()["refused"] == 1000 - MOST_CERTIFICATES

@@ -185,3 +185,11 @@ def reissued(record: bytes, **changes: Any) -> bytes:
     """A sum with other terms, whose id fits them."""
     terms = {**orjson.loads(record)["terms"], **changes}
     return edited(record, terms=terms, batch=parse(terms).batch_id)
+
+
+def write_run(settings: KafkaSettings, batches: int = 1000) -> Assignment:
+    """A correct run on the topics; its last assignment."""
+    done = play(spring(), batches)
+    writer = Writer(settings, done.experiment)
+    folded = asyncio.run(writer.transcript(done))
+    return writer.assignment(done, folded)

@@ -12,15 +12,15 @@ import sys
 
 from aiohttp import web
 
-from producers.tokens import FileTokenStore, Issuer, Refusal, TokenRefused
+from producers.tokens import FileTokenStore, Issuer, TokenRefusal, TokenRefused
 
 EXPERIMENT = "shop"
 # What the page can do about it: producers/web/TOKENS.md, "Errors".
 STATUS = {
-    Refusal.MALFORMED: 400,
-    Refusal.UNKNOWN_EXPERIMENT: 404,
-    Refusal.SPENT: 409,
-    Refusal.UNKNOWN_KEY: 422,
+    TokenRefusal.MALFORMED: 400,
+    TokenRefusal.UNKNOWN_EXPERIMENT: 404,
+    TokenRefusal.SPENT: 409,
+    TokenRefusal.UNKNOWN_KEY: 422,
 }
 
 
@@ -43,7 +43,7 @@ def application(issuer: Issuer) -> web.Application:
         except TokenRefused as refused:
             return web.json_response({"error": refused.reason}, status=STATUS[refused.reason])
         except (ValueError, KeyError, TypeError, AttributeError):
-            return web.json_response({"error": Refusal.MALFORMED}, status=400)
+            return web.json_response({"error": TokenRefusal.MALFORMED}, status=400)
         text = base64.urlsafe_b64encode(signature).decode().rstrip("=")
         return web.json_response({"signature": text})
 

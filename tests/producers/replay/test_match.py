@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from producers.replay.log import LoggedRows
-from producers.replay.match import LogPosition, Matcher, Mode, RowsInOrder, make
+from producers.replay.match import Matcher, Mode, RowPosition, RowsInOrder, make
 from producers.replay.survey import Survey
 
 # |z| > 5 for one of at most 16 means has probability 16 * 5.7e-7 < 1e-5.
@@ -14,8 +14,8 @@ def chunk(arms: str, rewards: str, start: int = 0) -> LoggedRows:
     return LoggedRows(start, codes, np.array([float(r) for r in rewards]))
 
 
-def matcher(mode: Mode, arms: int = 2, begins: LogPosition | None = None) -> Matcher:
-    return make(mode, arms, None, 1, begins or LogPosition(0, (0,) * arms))
+def matcher(mode: Mode, arms: int = 2, begins: RowPosition | None = None) -> Matcher:
+    return make(mode, arms, None, 1, begins or RowPosition(0, (0,) * arms))
 
 
 def rows(given: dict[int, object]) -> dict[int, list[int]]:
@@ -29,7 +29,7 @@ def test_rejection_uses_a_row_or_loses_it() -> None:
 
     assert {0: [2, 4]} == rows(found.take({0: 2}))
     assert {1: [6]} == rows(found.take({1: 3}))
-    assert LogPosition(7, (2, 1)) == found.position
+    assert RowPosition(7, (2, 1)) == found.position
 
 
 def test_rejection_fills_several_arms_at_once() -> None:
@@ -59,7 +59,7 @@ def test_a_new_matcher_goes_on_where_another_stood(mode: Mode) -> None:
     arms = "".join(rng.choice(list("ab"), 400))
     pieces = [chunk(arms[i : i + 37], "0" * 37, i) for i in range(0, 370, 37)]
 
-    def play(found: Matcher, asks: list[dict[int, int]]) -> tuple[list[object], LogPosition]:
+    def play(found: Matcher, asks: list[dict[int, int]]) -> tuple[list[object], RowPosition]:
         feed = iter(pieces)
         taken = []
         for ask in asks:
@@ -127,7 +127,7 @@ def test_weighted_is_unbiased_on_a_skewed_log() -> None:
     log, truth = skewed(600_000, 12)
     survey = Survey()
     survey.add(log, 3)
-    weighted = make(Mode.WEIGHTED, 3, survey.least, 7, LogPosition(0, (0, 0, 0)))
+    weighted = make(Mode.WEIGHTED, 3, survey.least, 7, RowPosition(0, (0, 0, 0)))
     plain = matcher(Mode.REJECTION, 3)
 
     assert max(map(abs, deviations(weighted, log, truth))) < Z
@@ -139,9 +139,9 @@ def test_weighted_rows_do_not_depend_on_chunks() -> None:
     """The draw belongs to the row, so a resumed replay keeps the same ones."""
     log, _ = skewed(5_000, 13)
     floors = np.array([0.1, 0.2, 0.1])
-    whole = make(Mode.WEIGHTED, 3, floors, 7, LogPosition(0, (0, 0, 0)))
+    whole = make(Mode.WEIGHTED, 3, floors, 7, RowPosition(0, (0, 0, 0)))
     whole.feed(log)
-    part = make(Mode.WEIGHTED, 3, floors, 7, LogPosition(0, (0, 0, 0)))
+    part = make(Mode.WEIGHTED, 3, floors, 7, RowPosition(0, (0, 0, 0)))
     cut = 1_234
     part.feed(
         LoggedRows(cut, log.arms[cut:], log.rewards[cut:], None, log.propensities[cut:])  # type: ignore[index]

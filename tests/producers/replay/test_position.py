@@ -2,7 +2,7 @@ from pathlib import Path
 
 import orjson
 
-from producers.replay.match import LogPosition
+from producers.replay.match import RowPosition
 from producers.replay.memory import Moment
 from producers.replay.position import PositionFile, Step, load
 from stream_app.core.state import ArmState
@@ -13,7 +13,7 @@ def test_the_file_s_own_names(tmp_path: Path) -> None:
     """A replay goes on after an update: the file's keys are not those of the code of the day."""
     arm = ArmState()
     moment = Moment(9, None, 7, (4, 3), 0, (arm, arm))
-    step = Step(LogPosition(12, (4, 3)), 2, {"3.x": (1, 64)}, 9, 1.5)
+    step = Step(RowPosition(12, (4, 3)), 2, {"3.x": (1, 64)}, 9, 1.5)
     kept = PositionFile(tmp_path / "at", "log", "id", KEY, step, [moment])
     kept.save()
     raw = orjson.loads(kept.path.read_bytes())
