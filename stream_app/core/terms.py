@@ -54,15 +54,18 @@ class Limits:
     """What a client or a shuffle stage accepts at most, whatever the agent asks for."""
 
     # The largest eps of a batch that is accepted, whatever the agent asks for.
-    max_epsilon: Decimal = Decimal(2)
+    max_epsilon: Decimal = Decimal(1)
     # The largest delta of a batch.
     max_delta: Decimal = Decimal("0.0001")
     # The largest share of a batch that may be relied upon to add its noise.
-    max_honest_fraction: Decimal = Decimal(1)
+    max_honest_fraction: Decimal = Decimal("0.9")
     # The largest number of users in a batch.
     max_batch_size: int = 1_000_000_000
     # The longest attribution window.
     max_attribution_ms: int = 7 * 24 * 3600 * 1000
+    # The least number of users in a batch: whoever can forge reports must forge all but one of
+    # these to see one user's noisy reward alone.
+    min_batch_size: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +241,11 @@ def _within(name: str, terms: Terms, limits: Limits) -> None:
                 f"{name}: {setting} = {value} is above the limit of {most} "
                 f"(setting limits.max_{setting})"
             )
+    if promise.batch_size < limits.min_batch_size:
+        raise InvalidInput(
+            f"{name}: batch_size = {promise.batch_size} is below the limit of "
+            f"{limits.min_batch_size} (setting limits.min_batch_size)"
+        )
 
 
 def _encodable(value: str) -> bool:

@@ -7,7 +7,7 @@ from stream_app.core.mechanisms import Mechanism, MechanismName, calibrate
 from stream_app.core.promise import Calibration, Promise
 from stream_app.core.terms import Limits, Terms
 
-LIMITS = Limits()
+LIMITS = Limits(min_batch_size=1)
 
 
 def mechanism(

@@ -163,12 +163,15 @@ def test_extreme_noise_of_one_user(numerator: str) -> None:
         ("delta", Limits(max_delta=Decimal("0.0000009"))),
         ("honest_fraction", Limits(max_honest_fraction=Decimal("0.8"))),
         ("batch_size", Limits(max_batch_size=99)),
+        ("batch_size", Limits(min_batch_size=101)),
         ("attribution_ms", Limits(max_attribution_ms=1499)),
     ],
 )
 def test_limits(setting: str, limits: Limits) -> None:
     """Each limit refuses by its name, the value and the setting that would allow it."""
-    with pytest.raises(InvalidInput, match=rf"{setting} = .* \(setting limits.max_{setting}\)"):
+    with pytest.raises(
+        InvalidInput, match=rf"{setting} = .* \(setting limits.(max|min)_{setting}\)"
+    ):
         check(terms().batch_id, terms().as_json(), limits)
 
 

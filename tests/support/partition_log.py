@@ -152,7 +152,7 @@ class Worker:
         max_reread: int = 1_000_000,
     ) -> None:
         self.kafka = kafka
-        self.state = ShufflePartition(limits or Limits(), max_reread)
+        self.state = ShufflePartition(limits or Limits(min_batch_size=1), max_reread)
         log = MemoryLog(kafka)
         begin = drive(self.state.recover(log, kafka.restart_offset))  # type: ignore[arg-type]
         self.control_position = log.ends.get("assignments", 0)
