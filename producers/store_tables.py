@@ -2,8 +2,7 @@
 """The tables of the file store, and the statements on them. Knows SQL; no threads, no clients.
 
 Whole columns go into one statement as one value each, cut up inside sqlite: Python steps through no
-rows, so a commit of thousands waits for the event loop's thread a few times only (measured: 100 000
-claims, one row at a time beside a busy loop, took minutes; so they take a second).
+rows, so a commit of thousands waits for the event loop's thread a few times only.
 
     users       a row for every user: keyed hash, and which history; about 30 bytes
     histories   what was spent, and in which running experiments; shared by users

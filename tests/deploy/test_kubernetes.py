@@ -17,7 +17,7 @@ DOCUMENTS: list[dict[str, Any]] = [
     for document in yaml.safe_load_all(path.read_text())
 ]  # fmt: skip
 # Kafka's principal of each role, as in the rights of `shufflebandit acls`.
-USERS = {"shuffle": "shuffle", "agent": "agent", "monitor": "monitor", "gateway": "client"}
+USERS = {"shuffle": "shuffle", "agent": "agent", "monitor": "monitor", "gateway": "gateway"}
 
 
 def kind(*names: str) -> list[dict[str, Any]]:
@@ -127,13 +127,15 @@ def test_no_rights(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_secrets_are_files(role: str) -> None:
     """The password is read from a file of the role's own secret; no variable holds one."""
-    (mount,) = container(role)["volumeMounts"]
-    (volume,) = pod(role)["volumes"]
+    mount, *other = container(role)["volumeMounts"]
+    volume = pod(role)["volumes"][0]
     kafka = settings(role).kafka
 
     assert volume["secret"]["secretName"] == f"shufflebandit-{USERS[role]}"
     assert mount == {"name": volume["name"], "mountPath": "/etc/shufflebandit", "readOnly": True}
     assert kafka.sasl_password == ""
+    # Public keys are no secret: the gateway has those of the tokens beside its credentials.
+    assert [entry["name"] for entry in other] == (["token-keys"] if role == "gateway" else [])
     for path in (kafka.sasl_password_file, kafka.tls_ca_file):
         assert path.startswith(mount["mountPath"] + "/")
     assert all("secretKeyRef" not in str(entry) for entry in container(role)["env"])

@@ -65,4 +65,4 @@ def test_no_request_breaks_it(description: Any) -> None:
             case.call_and_validate(checks=CHECKS, timeout=10)
 
         attempt()
-    assert len(operations) == 3
+    assert len(operations) == 4

@@ -26,7 +26,7 @@ from producers.store_tables import connect
 from tests.producers.build import assignment, banners, state
 
 WINDOW_S = "1"
-# A third of the visits come within a tick of another one's pause: races for users do happen.
+# Many visits within one tick of the store: so races of processes for one user do happen.
 VISITS_AT_ONCE = 40
 PAUSE_S = 0.02
 

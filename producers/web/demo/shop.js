@@ -2,6 +2,8 @@
 import { connect } from "/shufflebandit.js";
 
 const EXPERIMENT = "shop";
+// What this page was written for; batches of another window are refused.
+const WINDOW_S = 5;
 const at = (id) => document.getElementById(id);
 let visitor = Number(localStorage.getItem("visitor") ?? 0);
 let bandit = null;
@@ -36,7 +38,7 @@ async function shownFetch(url, options) {
 
 async function visit() {
   at("message").textContent = "";
-  const options = { storage: memoryOf(visitor), fetch: shownFetch, onRefused: (reason) => { at("message").textContent = `Refused: ${reason}`; } };
+  const options = { windowS: WINDOW_S, storage: memoryOf(visitor), fetch: shownFetch, onRefused: (reason) => { at("message").textContent = `Refused: ${reason}`; } };
   try {
     bandit = await connect(location.origin, EXPERIMENT, options);
     arm = await bandit.choose();
@@ -58,9 +60,9 @@ function show() {
     : !entry ? "Nothing to report."
       : entry.state === "sent" ? `Your report has left: ${entry.outcome === "accepted" ? "it counts" : entry.outcome}.`
         : entry.state !== "waiting" ? "Your report was dropped."
-          : entry.ones === null ? `Not clicked yet. Your report leaves in ${left} s.` : `Clicked. Your report leaves in ${left} s, as it would without the click.`;
+          : !entry.decided ? `Not clicked yet. Your report leaves in ${left} s.` : `Clicked. Your report leaves in ${left} s, as it would without the click.`;
   at("cost").textContent = entry
-    ? `Cost so far: epsilon ${epsilon}, delta ${delta}. ${entry.ones === null ? "The noise is not drawn yet." : `The report says ${entry.ones}: click and noise in one number.`}`
+    ? `Cost so far: epsilon ${epsilon}, delta ${delta}. The report says ${entry.ones}: click and noise in one number.`
     : "Nothing has left, nothing is spent.";
 }
 
