@@ -1,6 +1,7 @@
 """Clients that cannot connect, or cannot stop, are given up in bounded time."""
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ async def test_a_mute_address_is_given_up(mute: str) -> None:
 @pytest.mark.slow
 async def test_a_producer_that_cannot_stop_is_ended(caplog: pytest.LogCaptureFixture) -> None:
     """Kafka goes away within a transaction: it ends in bounded time, and tries no connection."""
+    caplog.set_level(logging.INFO, "aiokafka")  # whatever a command in this process has set
     with LocalBroker() as own:
         settings = fresh_settings(own)
         await make_topics(settings)
