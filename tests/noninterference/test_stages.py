@@ -31,7 +31,7 @@ STEPS = st.lists(
     max_size=14,
 )
 # Small windows, so that a script fills several; small rereads, so that checkpoints are written.
-EXPERIMENT = named(experiment(horizon=2_000, arms=2, batch_size=4, schedule="fixed"))
+EXPERIMENT = named(experiment(honest="0.9", horizon=2_000, arms=2, batch_size=4, schedule="fixed"))
 
 
 def drawn(number: int) -> Ones:
@@ -101,3 +101,13 @@ def test_a_leak_would_be_seen() -> None:
 
     assert low.seen[:-1] == high.seen[:-1]
     assert low.seen != high.seen
+
+
+def test_a_script_releases_and_saves() -> None:
+    """The scripts are not empty: sums are released and folded, and checkpoints written."""
+    world = World(EXPERIMENT, drawn(1), 2)
+    world.play([Step("users", 3), Step("feed", 3), Step("users", 6), Step("feed", 6)] * 2)
+
+    assert len(world.kafka.records("sums")) >= 2
+    assert len(world.kafka.records("assignments")) >= 2
+    assert world.kafka.records("windows")
