@@ -55,6 +55,12 @@ def settings(broker: LocalBroker) -> KafkaSettings:
     return made
 
 
+@pytest.fixture(autouse=True)
+def _honest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transcripts' experiment counts on everybody; the default limits leave a margin."""
+    monkeypatch.setenv("SHUFFLEBANDIT_LIMITS_MAX_HONEST_FRACTION", "1")
+
+
 FILE = """
 name = "spring"
 arms = ["arm-0", "arm-1"]

@@ -13,6 +13,7 @@ from aiokafka import AIOKafkaProducer
 from stream_app import agent, kafka, shuffler
 from stream_app.core.experiment import Experiment
 from stream_app.core.state import Status
+from stream_app.core.terms import Limits
 from stream_app.kafka.reading import read_partition
 from stream_app.local.broker import LocalBroker
 from stream_app.runtime.open_partition import OpenPartition
@@ -148,7 +149,7 @@ async def site(
     broker: LocalBroker, partitions: int = 1, **shuffle_options: Any
 ) -> AsyncIterator[Site]:
     name = f"runner-{next(COUNTER)}"
-    base = Settings()
+    base = Settings(limits=Limits(min_batch_size=1))  # one report fills a window
     shuffle_options = {"retain_reports_for_audit": True, **shuffle_options}
     settings = replace(
         base,
@@ -169,7 +170,7 @@ async def site(
 
 
 def small(name: str, **changes: Any) -> Experiment:
-    return replace(experiment(horizon=300, arms=2, **changes), name=name)
+    return replace(experiment(honest="0.9", horizon=300, arms=2, **changes), name=name)
 
 
 def open_partitions(runner: Runner) -> Mapping[int, OpenPartition]:
